@@ -1,0 +1,32 @@
+"""Settings shared by all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+# One thread: the matrices of the tests are small, and workers of pytest-xdist must not compete for cores.
+torch.set_num_threads(1)
+
+# The first example of a property test pays for imports and caches, so a deadline would measure the machine.
+settings.register_profile("tests", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("tests")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Every test starts from the same random state, whatever ran before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The directory of data files named by ``TKRR_DATA_DIR``; tests that need it are skipped without it."""
+    value = os.environ.get("TKRR_DATA_DIR")
+    if not value:
+        pytest.skip("TKRR_DATA_DIR is not set")
+    return Path(value)
