@@ -1,0 +1,41 @@
+"""A Cholesky factorisation that gives way gracefully."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
+from torch import Tensor
+
+
+def robust_cholesky(matrix: Tensor) -> Tensor:
+    """
+    Lower Cholesky factor of a positive definite matrix.
+
+    Where rounding has made the matrix slightly indefinite, a jitter *relative to its diagonal* is added, from 1e-14
+    upwards, with a warning once it is large enough to matter.
+
+    :param matrix: `(..., M, M)`, symmetric.
+    :return: `(..., M, M)`.
+    """
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    if not info.any():
+        return factor
+    if not torch.isfinite(matrix).all():
+        raise NotPSDError("The matrix to be factorised holds NaN or infinite values.")
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1).detach().abs()
+    for exponent in range(-14, -3):
+        jitter = torch.where((info > 0).unsqueeze(-1), 10.0**exponent * diagonal, torch.zeros_like(diagonal))
+        factor, failed = torch.linalg.cholesky_ex(matrix + torch.diag_embed(jitter))
+        if not failed.any():
+            if exponent > -10:
+                warnings.warn(
+                    f"A matrix was not numerically positive definite; 1e{exponent} of its diagonal was added. The noise "
+                    "is probably too small for the data.",
+                    NumericalWarning,
+                    stacklevel=2,
+                )
+            return factor
+    raise NotPSDError("The matrix is not positive definite, even after adding 1e-4 of its diagonal.")

@@ -1,0 +1,92 @@
+r"""Whole functions drawn exactly from the prior or the posterior: :math:`f(x) = m(x) + \phi(x)^\top a`."""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.models import ExactGP
+from torch import Tensor
+
+from .prediction import HilbertPredictionStrategy, split_covariance
+
+
+class FunctionDraws:
+    """
+    Functions with fixed weights; they can be evaluated anywhere, again and again, and differentiated in x.
+
+    :param model: The model that they were drawn from.
+    :param weights: `(S, *batch, M)`.
+    """
+
+    def __init__(self, model: ExactGP, weights: Tensor):
+        self.model = model
+        self.weights = weights
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """
+        :param x: Inputs `(..., n, d)`, or `(n,)` for one dimension.
+        :return: Values `(S, ..., n)`.
+        """
+        prior = self.model.forward(x.unsqueeze(-1) if x.dim() == 1 else x)
+        low_rank, _ = split_covariance(prior.lazy_covariance_matrix.evaluate_kernel())
+        features = low_rank.features.double()
+        weights = self.weights
+        extra = features.dim() - weights.dim()  # batches of inputs that the model does not have
+        weights = weights.reshape(weights.shape[0], *([1] * max(extra, 0)), *weights.shape[1:])
+        values = (features @ weights.unsqueeze(-1)).squeeze(-1)
+        return prior.mean + values.to(prior.mean.dtype)
+
+
+def draw_prior_functions(model: ExactGP, num_draws: int, *, generator: torch.Generator | None = None) -> FunctionDraws:
+    """
+    Draw functions from the prior of a Gaussian process with a :class:`~gpytorch_tkrr.HilbertKernel`.
+
+    :param model: An :class:`~gpytorch.models.ExactGP` with training inputs.
+    :param num_draws: S.
+    :param generator: Source of random numbers.
+    """
+    with torch.no_grad():
+        prior = model.forward(*(x[..., :1, :] for x in model.train_inputs))
+        low_rank, _ = split_covariance(prior.lazy_covariance_matrix.evaluate_kernel())
+        scale = low_rank.scale
+        noise = torch.randn(num_draws, *scale.shape, dtype=scale.dtype, device=scale.device, generator=generator)
+    return FunctionDraws(model, noise * scale)
+
+
+def draw_posterior_functions(
+    model: ExactGP, num_draws: int, *, generator: torch.Generator | None = None
+) -> FunctionDraws:
+    """
+    Draw functions from the posterior of a Gaussian process with a :class:`~gpytorch_tkrr.HilbertKernel`.
+
+    :param model: An :class:`~gpytorch.models.ExactGP` in eval mode.
+    :param num_draws: S.
+    :param generator: Source of random numbers.
+
+    Example:
+        >>> import gpytorch, torch, gpytorch_tkrr as tkrr
+        >>> class Model(gpytorch.models.ExactGP):
+        ...     def __init__(self, x, y, likelihood):
+        ...         super().__init__(x, y, likelihood)
+        ...         self.mean_module = gpytorch.means.ConstantMean()
+        ...         self.covar_module = tkrr.HilbertKernel.from_tolerance(gpytorch.kernels.RBFKernel(), x)
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 1, 20)
+        >>> model = Model(x, torch.sin(6 * x), gpytorch.likelihoods.GaussianLikelihood()).eval()
+        >>> f = tkrr.draw_posterior_functions(model, 5)
+        >>> f(torch.rand(3)).shape
+        torch.Size([5, 3])
+    """
+    with torch.no_grad():
+        if model.prediction_strategy is None:
+            first = [x[..., :1, :] for x in model.train_inputs]
+            model(*first)
+        strategy = model.prediction_strategy
+        if not isinstance(strategy, HilbertPredictionStrategy):
+            raise TypeError(
+                "draw_posterior_functions needs an ExactGP in eval mode whose kernel is a HilbertKernel (possibly inside a "
+                f"ScaleKernel); its prediction strategy is {type(strategy).__name__}."
+            )
+        mean, root = strategy.posterior
+        noise = torch.randn(num_draws, *mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
+    return FunctionDraws(model, mean + (root @ noise.unsqueeze(-1)).squeeze(-1))

@@ -1,0 +1,139 @@
+"""Which products of one-dimensional functions enter a multi-dimensional basis."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .errors import SizeError
+
+#: No basis with more functions than this is built: its Gram matrix alone would take 0.8 GB.
+MAX_FUNCTIONS = 10_000
+
+
+class IndexSet(ABC):
+    """A rule that keeps some of the multi-indices :math:`1 \\le j_d \\le M_d`."""
+
+    @abstractmethod
+    def _extend(self, value: Tensor, index: Tensor, num_remaining: int) -> tuple[Tensor, Tensor]:
+        """
+        Add one dimension to partial multi-indices.
+
+        :param value: What the rule has accumulated for each partial multi-index, `(K, 1)`.
+        :param index: The candidates :math:`j_d` of the next dimension, `(1, M_d)`.
+        :param num_remaining: How many dimensions follow.
+        :return: The accumulated values `(K, M_d)` and whether each pair can be completed.
+        """
+
+    @abstractmethod
+    def _start(self) -> int:
+        """The accumulated value of the empty multi-index."""
+
+    def indices(self, num_basis: Sequence[int]) -> Tensor:
+        """
+        The kept multi-indices in lexicographic order.
+
+        :param num_basis: :math:`M_1 \\ldots M_D`.
+        :return: `(M, D)`, int64, each entry between 1 and :math:`M_d`.
+        """
+        kept = torch.zeros(1, 0, dtype=torch.long)
+        value = torch.full((1,), self._start(), dtype=torch.long)
+        for d, num in enumerate(num_basis):
+            candidates = torch.arange(1, num + 1)
+            values, possible = self._extend(value.unsqueeze(-1), candidates.unsqueeze(0), len(num_basis) - d - 1)
+            rows, columns = possible.nonzero(as_tuple=True)
+            self._check_size(len(rows), num_basis)  # each partial multi-index can be completed by ones
+            kept = torch.cat([kept[rows], candidates[columns].unsqueeze(-1)], dim=-1)
+            value = values[rows, columns]
+        if not len(kept):
+            raise SizeError(f"{self} keeps no function at all in {len(num_basis)} dimensions. Raise its limit.")
+        return kept
+
+    def size(self, num_basis: Sequence[int]) -> int:
+        """Number of kept multi-indices."""
+        return len(self.indices(num_basis))
+
+    def _check_size(self, size: int, num_basis: Sequence[int]) -> None:
+        if size > MAX_FUNCTIONS:
+            raise SizeError(
+                f"{self} with num_basis {list(num_basis)} keeps more than {MAX_FUNCTIONS} functions. Use fewer functions "
+                "per dimension, a HyperbolicCross or TotalDegree index set with a smaller limit, or the CP-weight model "
+                "TKRR, whose size is linear in the number of dimensions."
+            )
+
+
+@dataclass(frozen=True)
+class FullTensor(IndexSet):
+    """
+    All products, :math:`\\prod_d M_d` of them.
+
+    Example:
+        >>> from gpytorch_tkrr import FullTensor
+        >>> FullTensor().indices([2, 2]).tolist()
+        [[1, 1], [1, 2], [2, 1], [2, 2]]
+    """
+
+    def _start(self) -> int:
+        return 0
+
+    def _extend(self, value: Tensor, index: Tensor, num_remaining: int) -> tuple[Tensor, Tensor]:
+        values = value + 0 * index
+        return values, torch.ones_like(values, dtype=torch.bool)
+
+    def size(self, num_basis: Sequence[int]) -> int:
+        return math.prod(num_basis)
+
+    def indices(self, num_basis: Sequence[int]) -> Tensor:
+        self._check_size(self.size(num_basis), num_basis)
+        return super().indices(num_basis)
+
+
+@dataclass(frozen=True)
+class TotalDegree(IndexSet):
+    """
+    Products with :math:`\\sum_d j_d \\le K`.
+
+    :param limit: K, at least the number of dimensions.
+
+    Example:
+        >>> from gpytorch_tkrr import TotalDegree
+        >>> TotalDegree(3).indices([9, 9]).tolist()
+        [[1, 1], [1, 2], [2, 1]]
+    """
+
+    limit: int
+
+    def _start(self) -> int:
+        return 0
+
+    def _extend(self, value: Tensor, index: Tensor, num_remaining: int) -> tuple[Tensor, Tensor]:
+        values = value + index
+        return values, values + num_remaining <= self.limit
+
+
+@dataclass(frozen=True)
+class HyperbolicCross(IndexSet):
+    """
+    Products with :math:`\\prod_d j_d \\le K`: high frequencies in one dimension at a time.
+
+    :param limit: K, at least 1.
+
+    Example:
+        >>> from gpytorch_tkrr import HyperbolicCross
+        >>> HyperbolicCross(2).indices([9, 9]).tolist()
+        [[1, 1], [1, 2], [2, 1]]
+    """
+
+    limit: int
+
+    def _start(self) -> int:
+        return 1
+
+    def _extend(self, value: Tensor, index: Tensor, num_remaining: int) -> tuple[Tensor, Tensor]:
+        values = value * index
+        return values, values <= self.limit
