@@ -5,7 +5,9 @@ evaluated once; their variances come from the user's GPyTorch kernel object and 
 constraint.
 """
 
+from .distribution import ReducedRankNormal
 from .domain import Domain
+from .draws import FunctionDraws, draw_posterior_functions, draw_prior_functions
 from .errors import (
     ApproximationWarning,
     ConvergenceWarning,
@@ -20,6 +22,9 @@ from .errors import (
     TKRRWarning,
     UnsupportedKernelError,
 )
+from .index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
+from .kernel import HilbertKernel
+from .spectral import register_spectral_density, spectral_density
 
 __version__ = "0.1.0"
 
@@ -29,12 +34,23 @@ __all__ = [
     "DenseFallbackWarning",
     "Domain",
     "DomainError",
+    "FullTensor",
+    "FunctionDraws",
+    "HilbertKernel",
+    "HyperbolicCross",
+    "IndexSet",
     "InputError",
     "NotFittedError",
     "OutOfDomainWarning",
+    "ReducedRankNormal",
     "SeparableKernelWarning",
     "SizeError",
     "TKRRError",
     "TKRRWarning",
+    "TotalDegree",
     "UnsupportedKernelError",
+    "draw_posterior_functions",
+    "draw_prior_functions",
+    "register_spectral_density",
+    "spectral_density",
 ]

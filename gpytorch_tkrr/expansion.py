@@ -133,7 +133,7 @@ class Sines(Expansion):
         densities = []
         for kernel, columns, kept in self.terms:
             order = [self.box.columns.index(columns[position]) for position in kept]
-            densities.append(marginal_density(kernel, omega[:, order], kept))
+            densities.append(marginal_density(kernel, omega[:, order], kept, num_dims=len(columns)))
         return sum(densities[1:], densities[0])
 
     def covariance(self, lag: Tensor) -> Tensor:
@@ -453,7 +453,14 @@ def expand(kernel: Kernel, box: Box, path: str = "") -> Expansion:
     )
 
 
-def _expand_child(child: Kernel, box: Box, path: str) -> Expansion:
+def expand_child(child: Kernel, box: Box, path: str = "") -> Expansion:
+    """
+    The expansion of a kernel whose own `active_dims` have yet to be applied.
+
+    :param child: A GPyTorch kernel.
+    :param box: The columns that its parent sees.
+    :param path: Where the kernel stands in the tree, for messages.
+    """
     return expand(child, box if child.active_dims is None else box.select(child.active_dims.tolist()), path)
 
 
@@ -485,12 +492,12 @@ def _(kernel: kernels.ScaleKernel, box: Box, path: str) -> Expansion:
 
 @_register(kernels.ProductKernel)
 def _(kernel: kernels.ProductKernel, box: Box, path: str) -> Expansion:
-    return Product([_expand_child(child, box, f"{path}.kernels[{i}]") for i, child in enumerate(kernel.kernels)])
+    return Product([expand_child(child, box, f"{path}.kernels[{i}]") for i, child in enumerate(kernel.kernels)])
 
 
 @_register(kernels.AdditiveKernel)
 def _(kernel: kernels.AdditiveKernel, box: Box, path: str) -> Expansion:
-    parts = [_expand_child(child, box, f"{path}.kernels[{i}]") for i, child in enumerate(kernel.kernels)]
+    parts = [expand_child(child, box, f"{path}.kernels[{i}]") for i, child in enumerate(kernel.kernels)]
     return _merge(parts)
 
 

@@ -1,0 +1,160 @@
+r"""Box and number of functions from an error bound.
+
+Dirichlet ends add an image term: at the edge of the data the error is about :math:`k(2 (L - S))`, with S the data's half
+range. Leaving out the functions beyond M costs at most :math:`\frac1L \sum_{j > M} S(\omega_j)`. Box and number are
+chosen so that each of the two is below half of the tolerance, for each input dimension in turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from .bessel import periodic_variances
+from .domain import Domain, as_inputs
+from .errors import SizeError, UnsupportedKernelError
+from .expansion import Box, Periodic, Sines, expand_child
+from .index_set import FullTensor
+from .spectral import marginal_density
+
+#: `from_tolerance` refuses to choose more functions than this.
+MAX_CHOSEN_FUNCTIONS = 4_000
+
+_NUM_LAGS = 4096
+_MAX_SINES = 2**17
+_MAX_LAG_DOUBLINGS = 40
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One input column of a leaf, with the relative error that it may contribute."""
+
+    leaf: Sines
+    position: int
+    tolerance: float
+
+    @property
+    def column(self) -> int:
+        return self.leaf.box.columns[self.position]
+
+    def covariance(self, lag: Tensor) -> Tensor:
+        """:math:`k(t) / k(0)` along this axis; the largest of a batch. `(T,)` -> `(T,)`."""
+        lags = lag.new_zeros(len(lag) + 1, len(self.leaf.box.columns))
+        lags[1:, self.position] = lag
+        values = self.leaf.covariance(lags)
+        ratio = values[..., 1:] / values[..., :1]
+        return ratio.reshape(-1, len(lag)).abs().amax(0)
+
+    def density(self, omega: Tensor) -> Tensor:
+        """:math:`S(w) / k(0)` of the kernel along this axis; the largest of a batch. `(T,)` -> `(T,)`."""
+        total = torch.zeros((), dtype=torch.float64)
+        for kernel, columns, kept in self.leaf.terms:
+            dim = next(position for position in kept if columns[position] == self.column)
+            total = total + marginal_density(kernel, omega.unsqueeze(-1), (dim,), num_dims=len(columns))
+        variance = self.leaf.covariance(omega.new_zeros(1, len(self.leaf.box.columns)))
+        return (total / variance).reshape(-1, len(omega)).amax(0)
+
+
+def choose_basis(kernel: Kernel, x: Tensor, tol: float) -> tuple[Domain, list[int]]:
+    r"""
+    A box and numbers of functions for which :math:`\max |K_\text{approx} - K| \le \text{tol} \cdot k(0)` over the data's range.
+
+    :param kernel: The kernel, at its current parameters.
+    :param x: Inputs `(..., N, D)`.
+    :param tol: The relative error.
+    """
+    if not 0 < tol < 1:
+        raise ValueError(f"tol is a relative error between 0 and 1; got {tol}.")
+    x = as_inputs(x)
+    lower, upper = x.amin(0), x.amax(0)
+    half_range = (upper - lower) / 2  # (D,)
+    num_dims = x.shape[-1]
+    draft = Box(tuple(range(num_dims)), (lower + upper) / 2, torch.ones(num_dims), (1,) * num_dims, FullTensor())
+    with torch.no_grad():
+        expansion = expand_child(kernel, draft)
+        leaves = list(expansion.leaves())
+        axes = list(_axes(leaves, tol))
+        half_width = torch.where(half_range > 0, 1.5 * half_range, torch.ones_like(half_range))
+        bounded = {axis.column for axis in axes}
+        for column in bounded:
+            gap = max(_image_gap(axis, float(half_range[column])) for axis in axes if axis.column == column)
+            half_width[column] = half_range[column] + gap / 2
+        num_basis = [1] * num_dims
+        for axis in axes:
+            needed = _num_sines(axis, float(half_width[axis.column]))
+            num_basis[axis.column] = max(num_basis[axis.column], needed)
+        for leaf, share in leaves:
+            if isinstance(leaf, Periodic):
+                for d, column in enumerate(leaf.box.columns):
+                    budget = tol * share / len(leaf.box.columns)
+                    harmonics = _num_harmonics(leaf.concentration(d), budget)
+                    num_basis[column] = max(num_basis[column], 2 * harmonics)
+        final = Box(draft.columns, draft.center, half_width, tuple(num_basis), FullTensor())
+        size = expand_child(kernel, final).num_functions
+    if size > MAX_CHOSEN_FUNCTIONS:
+        raise SizeError(
+            f"tol={tol:g} needs at least {size} functions ({num_basis} per input dimension), more than {MAX_CHOSEN_FUNCTIONS}. Ask for "
+            "a larger tol; or choose by hand with HilbertKernel(kernel, domain, num_basis, "
+            "index_set=HyperbolicCross(limit)); or use the CP-weight model TKRR, whose size is linear in the number of "
+            "dimensions. Rough or heavy-tailed kernels (Matern-1/2, rational quadratic with small alpha) need the most."
+        )
+    return Domain(draft.center, half_width), num_basis
+
+
+def _axes(leaves: list[tuple[object, float]], tol: float) -> Iterator[_Axis]:
+    for leaf, share in leaves:
+        if isinstance(leaf, Sines):
+            for position in range(len(leaf.box.columns)):
+                yield _Axis(leaf, position, tol * share / len(leaf.box.columns))
+
+
+def _image_gap(axis: _Axis, half_range: float) -> float:
+    """The smallest lag beyond which |k| stays below half of the axis's tolerance."""
+    bound = axis.tolerance / 2
+    reach = max(half_range, 1e-3)
+    for _ in range(_MAX_LAG_DOUBLINGS):
+        lag = torch.linspace(0, reach, _NUM_LAGS, dtype=torch.float64)
+        large = (axis.covariance(lag) > bound).nonzero()
+        last = int(large[-1, 0]) if len(large) else 0
+        # Done when the second half of the lags stays below the bound; zoom in when the first few decide.
+        if last < _NUM_LAGS // 2:
+            if last >= 64 or reach <= 1e-6:
+                return float(lag[last + 1])
+            reach /= 16
+        else:
+            reach *= 2
+    raise UnsupportedKernelError(
+        f"The covariance along input column {axis.column} does not fall below {bound:g} of its value at zero: no box is "
+        "large enough. Give the Domain by hand, or use a kernel that decays."
+    )
+
+
+def _num_sines(axis: _Axis, half_width: float) -> int:
+    """The smallest M with a truncation error of at most half of the axis's tolerance, or `_MAX_SINES`."""
+    spacing = math.pi / (2 * half_width)
+    density = torch.zeros(0, dtype=torch.float64)
+    while True:  # until what lies beyond, a tail that falls like w^-2 or faster, does not matter
+        block = torch.arange(len(density) + 1, max(2 * len(density), 256) + 1, dtype=torch.float64)
+        density = torch.cat([density, axis.density(spacing * block)])
+        beyond = 2 / math.pi * spacing * len(density) * density[-1]
+        if beyond <= 0.01 * axis.tolerance or len(density) >= _MAX_SINES:
+            break
+    tail = density.flip(0).cumsum(0).flip(0) / half_width + beyond  # tail[m]: functions m + 1, m + 2, ...
+    enough = (torch.cat([tail, beyond.unsqueeze(0)]) <= axis.tolerance / 2).nonzero()
+    return max(int(enough[0, 0]), 1) if len(enough) else _MAX_SINES
+
+
+def _num_harmonics(concentration: Tensor, budget: float) -> int:
+    num = 4
+    while True:
+        q = periodic_variances(concentration, num).reshape(-1, num + 1).amax(0)
+        tail = 1 - q.cumsum(0)
+        enough = (tail <= max(budget, 1e-12)).nonzero()
+        if len(enough):
+            return max(int(enough[0, 0]), 1)
+        num *= 2
