@@ -68,8 +68,8 @@ def spectral_density(kernel: Kernel, omega: Tensor) -> Tensor:
         >>> from gpytorch_tkrr.spectral import spectral_density
         >>> kernel = RBFKernel(ard_num_dims=2)
         >>> kernel.lengthscale = torch.tensor([[1.0, 2.0]])
-        >>> spectral_density(kernel, torch.zeros(1, 2)) / (2 * torch.pi)  # product of the lengthscales
-        tensor([2.0000], dtype=torch.float64, grad_fn=<DivBackward0>)
+        >>> spectral_density(kernel, torch.tensor([[0.0, 0.0], [1.0, 0.5]])).detach()  # 2 pi l_1 l_2 exp(...)
+        tensor([12.5664,  4.6229], dtype=torch.float64)
     """
     omega = _as_omega(omega)
     num_dims = omega.shape[-1]
@@ -96,8 +96,8 @@ def marginal_density(kernel: Kernel, omega: Tensor, dims: Sequence[int], *, num_
         >>> from gpytorch_tkrr.spectral import marginal_density
         >>> kernel = MaternKernel(nu=0.5, ard_num_dims=3)
         >>> kernel.lengthscale = torch.tensor([[1.0, 2.0, 3.0]])
-        >>> marginal_density(kernel, torch.zeros(1, 1), dims=(1,))  # 2 l / (1 + (l w)^2)
-        tensor([4.0000], dtype=torch.float64, grad_fn=<ExpandBackward0>)
+        >>> marginal_density(kernel, torch.tensor([[0.1], [1.0]]), dims=(1,)).detach()  # 2 l / (1 + (l w)^2)
+        tensor([3.8462, 0.8000], dtype=torch.float64)
     """
     omega = _as_omega(omega)
     dims = tuple(int(d) for d in dims)
@@ -147,7 +147,7 @@ def register_spectral_density(kernel_class: type[Kernel]) -> Callable[[Density],
 
     Example:
         >>> import torch
-        >>> from gpytorch.kernels import Kernel, ScaleKernel
+        >>> from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
         >>> from gpytorch_tkrr.spectral import register_spectral_density, spectral_density
         >>> class SechKernel(Kernel):
         ...     has_lengthscale = True
@@ -158,10 +158,9 @@ def register_spectral_density(kernel_class: type[Kernel]) -> Callable[[Density],
         ... def sech_density(kernel, omega, dims):  # in one dimension
         ...     scale = torch.pi * kernel.lengthscale.double().squeeze(-1)  # (*batch, 1)
         ...     return scale / torch.cosh(scale * omega.squeeze(-1) / 2)
-        >>> kernel = ScaleKernel(SechKernel())
-        >>> kernel.base_kernel.lengthscale = 2 / torch.pi
-        >>> spectral_density(kernel, torch.zeros(1, 1)).item() / kernel.outputscale.item()
-        2.0
+        >>> kernel = ScaleKernel(SechKernel(active_dims=0)) * RBFKernel(active_dims=1)
+        >>> spectral_density(kernel, torch.tensor([[0.1, 0.1], [1.0, 2.0]])).detach()
+        tensor([2.6008, 0.6067], dtype=torch.float64)
     """
 
     def decorator(density: Density) -> Density:
@@ -227,13 +226,7 @@ class _Node:
         return _Node(self.kernel.base_kernel, self.columns, f"{self.path}.base_kernel")
 
     def unsupported(self, reason: str) -> UnsupportedKernelError:
-        name = type(self.kernel).__name__
-        return UnsupportedKernelError(
-            f"No spectral density for {self}: {reason} To give {name} one, register a function that returns densities "
-            f"(*kernel.batch_shape, M) at frequencies omega (M, len(dims)):\n\n"
-            f"    @gpytorch_tkrr.register_spectral_density({name})\n"
-            f"    def density(kernel, omega, dims): ..."
-        )
+        return UnsupportedKernelError(f"{self} has no spectral density: {reason}")
 
 
 Rule = Callable[[_Node, Frequencies], Tensor]
@@ -270,14 +263,20 @@ def _density(node: _Node, frequencies: Frequencies) -> Tensor:
     unseen = sorted(set(frequencies) - set(node.columns))
     if unseen:
         raise node.unsupported(
-            f"it does not depend on input column(s) {unseen}, and a kernel that is constant along a direction has no "
-            "density there. (A sum over different columns has a basis, not a density.)"
+            f"it is constant along input column(s) {unseen}. A sum over different columns has a basis, but no density "
+            "in all of them."
         )
     rule = _rule(node.kernel)
     if rule is None:
         if isinstance(node.kernel, _FINITE_BASIS):
-            raise node.unsupported("it has an exact finite basis instead of a density.")
-        raise node.unsupported("no rule is registered for this class, or it overrides the forward of one that has it.")
+            raise node.unsupported("it is a finite sum of basis functions, which have no density on their own.")
+        name = type(node.kernel).__name__
+        raise node.unsupported(
+            f"none is registered for {name}, and none is inherited through a forward of its own. If it is stationary, "
+            "register a function that returns densities (*kernel.batch_shape, M) at frequencies (M, len(dims)):\n\n"
+            f"    @gpytorch_tkrr.register_spectral_density({name})\n"
+            f"    def density(kernel, omega, dims): ..."
+        )
     return rule(node, frequencies)
 
 
@@ -470,14 +469,12 @@ def _product_structure(node: _Node, frequencies: Frequencies) -> Tensor:
 
 def _check_structure_base(base: _Node) -> None:
     """A column-wise base must mean the same on one column as it does restricted to that column."""
+    structures = (AdditiveStructureKernel, ProductStructureKernel)
     for part in base.kernel.modules():
-        if isinstance(part, SpectralMixtureKernel | PiecewisePolynomialKernel | _STRUCTURES):
+        if isinstance(part, (SpectralMixtureKernel, PiecewisePolynomialKernel, *structures)):
             raise base.unsupported(f"{type(part).__name__} on one column is not its restriction to that column.")
         if isinstance(part, AdditiveKernel | ProductKernel) and any(k.active_dims is not None for k in part.kernels):
             raise base.unsupported("active_dims inside a structure kernel's base have no meaning column by column.")
-
-
-_STRUCTURES = ProductStructureKernel | AdditiveStructureKernel
 
 
 def _product_density(node: _Node, factors: Iterable[_Node], frequencies: Frequencies) -> Tensor:
