@@ -225,6 +225,14 @@ class _Node:
         """The child of a ScaleKernel, which repeats its child's ``active_dims`` and bypasses the child's own."""
         return _Node(self.kernel.base_kernel, self.columns, f"{self.path}.base_kernel")
 
+    def support(self) -> set[int]:
+        """The columns that the kernel depends on: a sum or a product may leave some of those it sees unused."""
+        if _is(self.kernel, AdditiveKernel) or _is(self.kernel, ProductKernel):
+            return set().union(*(child.support() for child in self.children()))
+        if _is(self.kernel, ScaleKernel):
+            return self.base().support()
+        return set() if _is(self.kernel, ConstantKernel) else set(self.columns)
+
     def unsupported(self, reason: str) -> UnsupportedKernelError:
         return UnsupportedKernelError(f"{self} has no spectral density: {reason}")
 
@@ -484,12 +492,12 @@ def _product_density(node: _Node, factors: Iterable[_Node], frequencies: Frequen
     :param node: The product, for error messages.
     """
     factors, multiplier = _flatten(factors)
-    covered = {column for factor in factors for column in factor.columns}
-    if not set(frequencies) <= covered:
-        raise node.unsupported(f"it is constant along input column(s) {sorted(set(frequencies) - covered)}.")
-    density = torch.ones((), dtype=torch.float64) if multiplier is None else multiplier
-    for group in _group_by_columns(factors):
-        columns = {column for factor in group for column in factor.columns}
+    groups = _group_by_columns(factors)
+    unseen = set(frequencies).difference(*(columns for columns, _ in groups))
+    if unseen:
+        raise node.unsupported(f"it is constant along input column(s) {sorted(unseen)}.")
+    density = multiplier
+    for columns, group in groups:
         kept = {column: omega for column, omega in frequencies.items() if column in columns}
         if kept:
             density = density * _shared_density(node, group, kept)
@@ -498,35 +506,38 @@ def _product_density(node: _Node, factors: Iterable[_Node], frequencies: Frequen
     return density
 
 
-def _flatten(factors: Iterable[_Node]) -> tuple[list[_Node], Tensor | None]:
+def _flatten(factors: Iterable[_Node]) -> tuple[list[_Node], Tensor]:
     """Nested products and scales as one list of factors and what multiplies them, `(*batch, 1)`."""
     leaves: list[_Node] = []
-    multipliers: list[Tensor] = []
+    multiplier = torch.ones((), dtype=torch.float64)
     pending = list(factors)
     while pending:
         factor = pending.pop(0)
         if _is(factor.kernel, ScaleKernel):
-            multipliers.append(factor.kernel.outputscale.double().unsqueeze(-1))
+            multiplier = multiplier * factor.kernel.outputscale.double().unsqueeze(-1)
             pending.insert(0, factor.base())
         elif _is(factor.kernel, ProductKernel):
             pending = factor.children() + pending
         elif _is(factor.kernel, ConstantKernel):
-            multipliers.append(factor.kernel.constant.double())
+            multiplier = multiplier * factor.kernel.constant.double()
         else:
             leaves.append(factor)
-    return leaves, reduce(mul, multipliers) if multipliers else None
+    return leaves, multiplier
 
 
-def _group_by_columns(factors: list[_Node]) -> list[list[_Node]]:
-    """Factors that share a column, directly or through others, belong together."""
+def _group_by_columns(factors: list[_Node]) -> list[tuple[set[int], list[_Node]]]:
+    """Groups of factors that share columns, directly or through others, each with its columns."""
     groups: list[tuple[set[int], list[_Node]]] = []
     for factor in factors:
-        columns, members = set(factor.columns), [factor]
-        touching = [group for group in groups if group[0] & columns]
-        groups = [group for group in groups if not group[0] & columns]
-        merged = [member for group in touching for member in group[1]]
-        groups.append((columns.union(*(group[0] for group in touching)), merged + members))
-    return [members for _, members in groups]
+        columns, members = factor.support(), [factor]
+        apart = []
+        for group in groups:
+            if group[0] & columns:
+                columns, members = columns | group[0], group[1] + members
+            else:
+                apart.append(group)
+        groups = [*apart, (columns, members)]
+    return groups
 
 
 def _shared_density(node: _Node, factors: list[_Node], frequencies: Frequencies) -> Tensor:

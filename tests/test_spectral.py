@@ -324,6 +324,17 @@ def test_factors_without_kept_columns_contribute_their_variance():
     torch.testing.assert_close(marginal_density(kernel, omega.unsqueeze(-1), (0,)), expected, rtol=1e-8, atol=0)
 
 
+def test_product_of_many_sums_over_separate_columns_is_the_product_of_their_densities():
+    # Multiplied out it would be 2^30 terms.
+    sums = [shaken(RBFKernel(active_dims=d) + ScaleKernel(MaternKernel(active_dims=d))) for d in range(30)]
+    kernel = ProductKernel(*sums)
+    omega = torch.rand(2, 30, dtype=torch.float64)
+    alone = [marginal_density(factor, omega[:, [d]], (d,), num_dims=30) for d, factor in enumerate(sums)]
+    torch.testing.assert_close(spectral_density(kernel, omega), torch.stack(alone).prod(dim=0))
+    variances = torch.stack([1 + factor.kernels[1].outputscale for factor in sums[1:]])
+    torch.testing.assert_close(marginal_density(kernel, omega[:, [0]], (0,)), alone[0] * variances.prod())
+
+
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
