@@ -295,6 +295,11 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
     def _sum_batch(self, dim: int) -> LinearOperator:
         return LinearOperator._sum_batch(self, dim)
 
+    @cached(name="root_decomposition")
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        # Exact at any size: the default turns to a random Lanczos iteration for large matrices.
+        return super().root_decomposition(method="cholesky" if method is None else method)
+
     def __add__(self, other: Any) -> LinearOperator:
         if isinstance(other, DiagLinearOperator):
             return self.__class__(self._linear_op, self._diag_tensor + other)
