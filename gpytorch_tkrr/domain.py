@@ -74,7 +74,9 @@ class Domain(nn.Module):
         """
         factor = torch.as_tensor(boundary_factor, dtype=torch.float64)
         if not (factor >= 1).all():
-            raise DomainError(f"boundary_factor must be at least 1 (the box must hold the data); got {boundary_factor}.")
+            raise DomainError(
+                f"boundary_factor must be at least 1 (the box must hold the data); got {boundary_factor}."
+            )
         lower_ = torch.as_tensor(lower, dtype=torch.float64)
         upper_ = torch.as_tensor(upper, dtype=torch.float64)
         if (upper_ < lower_).any():

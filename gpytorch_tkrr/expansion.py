@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import reduce
 
 import torch
 from gpytorch import kernels
@@ -106,9 +106,7 @@ class Sines(Expansion):
     def __init__(self, terms: Sequence[tuple[Kernel, tuple[int, ...], tuple[int, ...]]], box: Box):
         self.terms = list(terms)
         self.box = box
-        self.bases = [
-            SineBasis(c, w, m) for c, w, m in zip(box.center, box.half_width, box.num_basis, strict=True)
-        ]
+        self.bases = [SineBasis(c, w, m) for c, w, m in zip(box.center, box.half_width, box.num_basis, strict=True)]
 
     @property
     def num_functions(self) -> int:
@@ -117,15 +115,12 @@ class Sines(Expansion):
     @property
     def indices(self) -> Tensor:
         """Multi-indices `(M, D)`, counted from 1."""
-        return _indices(self.box.index_set, self.box.num_basis).to(self.box.center.device)
+        return self.box.index_set.indices(self.box.num_basis).to(self.box.center.device)
 
     def features(self, x: Tensor) -> Tensor:
-        indices = self.indices - 1
-        factors = (
-            basis(x[..., column])[..., indices[:, d]]
-            for d, (basis, column) in enumerate(zip(self.bases, self.box.columns, strict=True))
+        return self.box.index_set.products(
+            [basis(x[..., column]) for basis, column in zip(self.bases, self.box.columns, strict=True)]
         )
-        return reduce(torch.mul, factors)
 
     def variances(self) -> Tensor:
         indices = self.indices - 1
@@ -230,9 +225,7 @@ class Polynomial(Expansion):
         self.columns = box.columns
         self.power = power
         num_dims = len(self.columns)
-        exponents = [
-            alpha for alpha in itertools.product(range(power + 1), repeat=num_dims) if sum(alpha) <= power
-        ]
+        exponents = [alpha for alpha in itertools.product(range(power + 1), repeat=num_dims) if sum(alpha) <= power]
         self.exponents = torch.tensor(exponents)  # (M, D)
         self.coefficients = torch.tensor(
             [
@@ -400,11 +393,6 @@ class Product(_Composite):
     def leaves(self, share: float = 1.0) -> Iterator[tuple[Expansion, float]]:
         for part in self.parts:
             yield from part.leaves(share / len(self.parts))
-
-
-@lru_cache(maxsize=64)
-def _indices(index_set: IndexSet, num_basis: tuple[int, ...]) -> Tensor:
-    return index_set.indices(num_basis)
 
 
 def _all_pairs(left: Tensor, right: Tensor) -> Tensor:

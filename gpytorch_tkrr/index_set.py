@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, reduce
 
 import torch
 from torch import Tensor
@@ -41,6 +42,9 @@ class IndexSet(ABC):
         :param num_basis: :math:`M_1 \\ldots M_D`.
         :return: `(M, D)`, int64, each entry between 1 and :math:`M_d`.
         """
+        return _cached_indices(self, tuple(num_basis))
+
+    def _build(self, num_basis: tuple[int, ...]) -> Tensor:
         kept = torch.zeros(1, 0, dtype=torch.long)
         value = torch.full((1,), self._start(), dtype=torch.long)
         for d, num in enumerate(num_basis):
@@ -57,6 +61,16 @@ class IndexSet(ABC):
     def size(self, num_basis: Sequence[int]) -> int:
         """Number of kept multi-indices."""
         return len(self.indices(num_basis))
+
+    def products(self, factors: Sequence[Tensor]) -> Tensor:
+        """
+        The kept products of one-dimensional functions.
+
+        :param factors: Values of the functions of each dimension, `(..., M_d)`.
+        :return: `(..., M)`, in the order of :meth:`indices`.
+        """
+        positions = self.indices([factor.shape[-1] for factor in factors]).to(factors[0].device) - 1
+        return reduce(torch.mul, (factor[..., positions[:, d]] for d, factor in enumerate(factors)))
 
     def _check_size(self, size: int, num_basis: Sequence[int]) -> None:
         if size > MAX_FUNCTIONS:
@@ -88,9 +102,12 @@ class FullTensor(IndexSet):
     def size(self, num_basis: Sequence[int]) -> int:
         return math.prod(num_basis)
 
-    def indices(self, num_basis: Sequence[int]) -> Tensor:
+    def _build(self, num_basis: tuple[int, ...]) -> Tensor:
         self._check_size(self.size(num_basis), num_basis)
-        return super().indices(num_basis)
+        return super()._build(num_basis)
+
+    def products(self, factors: Sequence[Tensor]) -> Tensor:
+        return reduce(lambda left, right: (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2), factors)
 
 
 @dataclass(frozen=True)
@@ -137,3 +154,8 @@ class HyperbolicCross(IndexSet):
     def _extend(self, value: Tensor, index: Tensor, num_remaining: int) -> tuple[Tensor, Tensor]:
         values = value * index
         return values, values <= self.limit
+
+
+@lru_cache(maxsize=64)
+def _cached_indices(index_set: IndexSet, num_basis: tuple[int, ...]) -> Tensor:
+    return index_set._build(num_basis)

@@ -20,7 +20,7 @@ from .errors import ApproximationWarning, DomainError, OutOfDomainWarning, SizeE
 from .expansion import Box, Expansion, Sines, expand_child
 from .gram import GramCache
 from .index_set import FullTensor, IndexSet
-from .operator import HilbertLinearOperator
+from .operator import HilbertCrossLinearOperator, HilbertLinearOperator
 from .prediction import HilbertPredictionStrategy
 from .tolerance import choose_basis
 
@@ -182,11 +182,13 @@ class HilbertKernel(Kernel):
         dtype = torch.promote_types(x1.dtype, self.dtype)
         variances = expansion.variances()
         if not (x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))):
-            features1, features2 = expansion.features(x1), expansion.features(x2)
-            weighted = features1 * variances.unsqueeze(-2)
             if diag:
-                return (weighted * features2).sum(-1).to(dtype)
-            return MatmulLinearOperator(weighted.to(dtype), features2.mT.to(dtype))
+                products = expansion.features(x1) * expansion.features(x2)
+                return (products * variances.unsqueeze(-2)).sum(-1).to(dtype)
+            if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in expansion.basis_parameters()):
+                weighted = expansion.features(x1) * variances.unsqueeze(-2)
+                return MatmulLinearOperator(weighted.to(dtype), expansion.features(x2).mT.to(dtype))
+            return HilbertCrossLinearOperator(x1, x2, variances.to(dtype), expansion)
 
         features, gram_cache = self._evaluate(expansion, x1)
         if self.training:
@@ -231,7 +233,11 @@ class HilbertKernel(Kernel):
             return self._cached[1], self._cached[2]
         with torch.no_grad():
             features = expansion.features(x)
-        gram_cache = GramCache(expansion, x.detach(), features)
+            if (
+                self.training
+            ):  # function-major in memory: products with one vector, one each way per step, run twice as fast
+                features = features.mT.contiguous().mT
+        gram_cache = GramCache(expansion, x.detach().clone(), features)
         if self.training:
             self._cached = ([tensor.detach().clone() for tensor in key], features, gram_cache)
         return features, gram_cache
@@ -276,9 +282,7 @@ class HilbertKernel(Kernel):
             stacklevel=3,
         )
 
-    def _missing_variance(
-        self, expansion: Expansion, x: Tensor, features: Tensor, variances: Tensor
-    ) -> Tensor | None:
+    def _missing_variance(self, expansion: Expansion, x: Tensor, features: Tensor, variances: Tensor) -> Tensor | None:
         """Prior variance that the functions do not represent, where it is more than 5 %; `(..., N)`, or None."""
         represented = (features.square() * variances.unsqueeze(-2)).sum(-1)
         exact = expansion.prior_variance(x)
@@ -289,7 +293,9 @@ class HilbertKernel(Kernel):
             return None
         if OutOfDomainWarning not in self._warned:
             self._warned.add(OutOfDomainWarning)
-            num = int(short.reshape(-1, short.shape[-1]).any(0).sum()) if short.dim() > x.dim() - 1 else int(short.sum())
+            num = (
+                int(short.reshape(-1, short.shape[-1]).any(0).sum()) if short.dim() > x.dim() - 1 else int(short.sum())
+            )
             center, half_width = self.domain.sides(x.shape[-1])
             position = (x.detach().double() - center).abs() / half_width
             worst = position[short.expand(position.shape[:-1])] if short.dim() == x.dim() - 1 else position

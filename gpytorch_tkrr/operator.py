@@ -27,6 +27,7 @@ from torch import Tensor
 
 from .cholesky import robust_cholesky
 from .errors import DenseFallbackWarning
+from .expansion import Expansion
 from .gram import GramCache, differentiable_gram, weighted_product
 
 
@@ -163,10 +164,7 @@ class HilbertLinearOperator(LinearOperator):
         return self.__class__(self.features, self.variances * other.unsqueeze(-1), self.gram_cache)
 
     def mul(self, other: Any) -> LinearOperator:
-        # A batch of constants keeps the structure also where it enlarges the batch (ScaleKernel over a shared basis).
-        if torch.is_tensor(other) and other.shape[-2:] == torch.Size((1, 1)) and (other > 0).all():
-            return self._mul_constant(other.squeeze(-1).squeeze(-1))
-        return super().mul(other)
+        return _mul(self, other)
 
     @cached
     def to_dense(self) -> Tensor:
@@ -197,6 +195,83 @@ class HilbertLinearOperator(LinearOperator):
         if isinstance(other, DiagLinearOperator):
             return HilbertAddedDiagLinearOperator(self, other)
         return super().__add__(other)
+
+
+class HilbertCrossLinearOperator(LinearOperator):
+    r"""
+    The covariance :math:`\Phi(x_1) V \Phi(x_2)^\top` between two sets of inputs, not evaluated until it is needed.
+
+    Predicting in weight space never needs it, and GPyTorch asks for it at every prediction.
+
+    :param x1: `(..., N, D)`.
+    :param x2: `(..., n, D)`.
+    :param variances: `(..., M)`. Its dtype is that of the operator.
+    :param expansion: Evaluates the features; they must not depend on parameters that need a gradient.
+    """
+
+    def __init__(self, x1: Tensor, x2: Tensor, variances: Tensor, expansion: Expansion):
+        super().__init__(x1, x2, variances, expansion=expansion)
+        self.x1 = x1
+        self.x2 = x2
+        self.variances = variances
+        self.expansion = expansion
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.variances.dtype
+
+    def _evaluate(self) -> MatmulLinearOperator:
+        left = self.expansion.features(self.x1) * self.variances.double().unsqueeze(-2)
+        return MatmulLinearOperator(left.to(self.dtype), self.expansion.features(self.x2).mT.to(self.dtype))
+
+    def _size(self) -> torch.Size:
+        batch_shape = torch.broadcast_shapes(self.x1.shape[:-2], self.x2.shape[:-2], self.variances.shape[:-1])
+        return torch.Size((*batch_shape, self.x1.shape[-2], self.x2.shape[-2]))
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        return self._evaluate()._matmul(rhs)
+
+    def _t_matmul(self, rhs: Tensor) -> Tensor:
+        return self._evaluate()._t_matmul(rhs)
+
+    def _diagonal(self) -> Tensor:
+        return self._evaluate()._diagonal()
+
+    def _transpose_nonbatch(self) -> HilbertCrossLinearOperator:
+        return self.__class__(self.x2, self.x1, self.variances, self.expansion)
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> HilbertCrossLinearOperator:
+        variances = self.variances.expand(*batch_shape, self.variances.shape[-1])
+        return self.__class__(self.x1, self.x2, variances, self.expansion)
+
+    def _permute_batch(self, *dims: int) -> LinearOperator:
+        return self._evaluate()._permute_batch(*dims)
+
+    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
+        return self._evaluate()._unsqueeze_batch(dim)
+
+    def _get_indices(self, row_index: Any, col_index: Any, *batch_indices: Any) -> Tensor:
+        return self._evaluate()._get_indices(row_index, col_index, *batch_indices)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        return self._evaluate()._getitem(row_index, col_index, *batch_indices)
+
+    def _mul_constant(self, other: Tensor) -> HilbertCrossLinearOperator:
+        return self.__class__(self.x1, self.x2, self.variances * other.unsqueeze(-1), self.expansion)
+
+    def mul(self, other: Any) -> LinearOperator:
+        return _mul(self, other)
+
+    @cached
+    def to_dense(self) -> Tensor:
+        return self._evaluate().to_dense()
+
+
+def _mul(operator: LinearOperator, other: Any) -> LinearOperator:
+    """A batch of constants keeps the structure also where it enlarges the batch (ScaleKernel over a shared basis)."""
+    if torch.is_tensor(other) and other.shape[-2:] == torch.Size((1, 1)) and (other > 0).all():
+        return operator._mul_constant(other.squeeze(-1).squeeze(-1))
+    return LinearOperator.mul(operator, other)
 
 
 class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
@@ -239,9 +314,7 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
         scale = self.low_rank.scale.unsqueeze(-1)
         return scale * (self.low_rank.features.double().mT @ (rhs.double() / self.noise.unsqueeze(-1)))
 
-    def _solve(
-        self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0
-    ) -> Tensor:
+    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Tensor:
         scale = self.low_rank.scale.unsqueeze(-1)
         weights = scale * torch.cholesky_solve(self._project(rhs), self.capacitance_cholesky)
         residual = rhs.double() - self.low_rank.features.double() @ weights
