@@ -34,7 +34,7 @@ class SineBasis(Basis):
     r"""
     Laplace eigenfunctions with Dirichlet ends on :math:`[c - L, c + L]`, zero outside:
 
-    .. math:: \phi_j(x) = L^{-1/2} \sin(\omega_j (x - c + L)), \qquad \omega_j = \frac{\pi j}{2 L}, \quad j = 1 \ldots M.
+    .. math:: \phi_j(x) = L^{-1/2} \sin(\omega_j (x - c + L)), \quad \omega_j = \frac{\pi j}{2 L}, \quad j = 1 \ldots M.
 
     :param center: The centre c.
     :param half_width: The half width L.
@@ -101,8 +101,8 @@ class MonomialBasis(Basis):
 
 class FourierBasis(Basis):
     r"""
-    The functions of period p: :math:`1, \cos(\omega x), \sin(\omega x), \ldots, \cos(J \omega x), \sin(J \omega x)` with
-    :math:`\omega = 2 \pi / p`.
+    The functions of period p: :math:`1, \cos(\omega x), \sin(\omega x), \ldots, \cos(J \omega x), \sin(J \omega x)`
+    with :math:`\omega = 2 \pi / p`.
 
     :param period: The period p, a tensor that may require a gradient; its shape `(*batch,)` must broadcast with the
         inputs' leading dimensions.

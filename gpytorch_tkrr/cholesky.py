@@ -32,8 +32,8 @@ def robust_cholesky(matrix: Tensor) -> Tensor:
         if not failed.any():
             if exponent > -10:
                 warnings.warn(
-                    f"A matrix was not numerically positive definite; 1e{exponent} of its diagonal was added. The noise "
-                    "is probably too small for the data.",
+                    f"A matrix was not numerically positive definite; 1e{exponent} of its diagonal was added. The "
+                    "noise is probably too small for the data.",
                     NumericalWarning,
                     stacklevel=2,
                 )

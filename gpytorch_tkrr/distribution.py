@@ -10,8 +10,8 @@ class ReducedRankNormal(gpytorch.distributions.MultivariateNormal):
     """
     A :class:`~gpytorch.distributions.MultivariateNormal` whose log density always uses the structure of its covariance.
 
-    ``import botorch`` switches structured likelihoods off for the whole process; a model that returns this class from its
-    `forward` is not affected. Otherwise it is the same distribution.
+    ``import botorch`` switches structured likelihoods off for the whole process; a model that returns this class from
+    its `forward` is not affected. Otherwise it is the same distribution.
 
     Example:
         >>> import torch

@@ -110,8 +110,8 @@ class Domain(nn.Module):
         """
         if self.num_dims not in (None, num_dims):
             raise DomainError(
-                f"The domain has {self.num_dims} dimensions but the inputs have {num_dims}. Make the Domain from inputs "
-                "with the same columns, or set active_dims."
+                f"The domain has {self.num_dims} dimensions but the inputs have {num_dims}. Make the Domain from "
+                "inputs with the same columns, or set active_dims."
             )
         return self.center.double().expand(num_dims), self.half_width.double().expand(num_dims)
 
@@ -150,7 +150,7 @@ def as_inputs(x: Tensor) -> Tensor:
     if not finite.all():
         first = int((~finite).nonzero()[0, 0])
         raise InputError(
-            f"{int((~finite).sum())} of {x.shape[0]} input rows hold NaN or infinite values (the first is row {first}). "
-            "Drop or impute them."
+            f"{int((~finite).sum())} of {x.shape[0]} input rows hold NaN or infinite values (the first is row "
+            f"{first}). Drop or impute them."
         )
     return x

@@ -84,8 +84,8 @@ def draw_posterior_functions(
         strategy = model.prediction_strategy
         if not isinstance(strategy, HilbertPredictionStrategy):
             raise TypeError(
-                "draw_posterior_functions needs an ExactGP in eval mode whose kernel is a HilbertKernel (possibly inside a "
-                f"ScaleKernel); its prediction strategy is {type(strategy).__name__}."
+                "draw_posterior_functions needs an ExactGP in eval mode whose kernel is a HilbertKernel (possibly "
+                f"inside a ScaleKernel); its prediction strategy is {type(strategy).__name__}."
             )
         mean, root = strategy.posterior
         noise = torch.randn(num_draws, *mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)

@@ -356,10 +356,10 @@ class Sum(_Composite):
         return sum(part.num_functions for part in self.parts)
 
     def features(self, x: Tensor) -> Tensor:
-        return _concatenate([part.features(x) for part in self.parts])
+        return concatenate([part.features(x) for part in self.parts])
 
     def variances(self) -> Tensor:
-        return _concatenate([part.variances() for part in self.parts])
+        return concatenate([part.variances() for part in self.parts])
 
     def prior_variance(self, x: Tensor) -> Tensor:
         variances = [part.prior_variance(x) for part in self.parts]
@@ -400,7 +400,12 @@ def _all_pairs(left: Tensor, right: Tensor) -> Tensor:
     return (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2)
 
 
-def _concatenate(parts: list[Tensor]) -> Tensor:
+def concatenate(parts: list[Tensor]) -> Tensor:
+    """
+    Features or variances side by side, over their common batch shape.
+
+    :param parts: Each `(..., M_i)`.
+    """
     shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
     return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], dim=-1)
 
@@ -429,13 +434,12 @@ def expand(kernel: Kernel, box: Box, path: str = "") -> Expansion:
     everything = tuple(range(len(box.columns)))
     if has_density(kernel, len(box.columns)):
         return Sines([(kernel, box.columns, everything)], box)
-    for kernel_class in type(kernel).__mro__:
-        rule = _RULES.get(kernel_class)
-        if rule is not None and type(kernel).forward is kernel_class.forward:
+    for kernel_class, rule in _RULES.items():
+        if isinstance(kernel, kernel_class) and type(kernel).forward is kernel_class.forward:
             return rule(kernel, box, path)
     raise UnsupportedKernelError(
-        f"{path}: {type(kernel).__name__} has neither a spectral density over its {len(box.columns)} input column(s) nor a "
-        f"finite basis. If it is stationary, register its density with\n"
+        f"{path}: {type(kernel).__name__} has neither a spectral density over its {len(box.columns)} input column(s) "
+        f"nor a finite basis. If it is stationary, register its density with\n"
         f"    @gpytorch_tkrr.register_spectral_density({type(kernel).__name__})\n"
         f"    def density(kernel, omega, dims): ..."
     )

@@ -37,7 +37,7 @@ class GramCache:
     """
 
     def __init__(self, expansion: Expansion, x: Tensor, features: Tensor):
-        self._compute = lambda weights: gram(expansion, x, features, weights)
+        self._sources = (expansion, x, features)
         self._plain: Tensor | None = None
         self._weighted: tuple[Tensor, Tensor] | None = None
 
@@ -48,10 +48,10 @@ class GramCache:
         """
         if weights is None:
             if self._plain is None:
-                self._plain = self._compute(None)
+                self._plain = gram(*self._sources)
             return self._plain
         if self._weighted is None or not _same(self._weighted[0], weights):
-            self._weighted = (weights.detach().clone(), self._compute(weights.detach()))
+            self._weighted = (weights.detach().clone(), gram(*self._sources, weights.detach()))
         return self._weighted[1]
 
 
@@ -154,13 +154,13 @@ class _WeightedGram(torch.autograd.Function):
     """Phi' diag(w) Phi with a gradient in w: that of weight n is phi_n' (dL/dG) phi_n."""
 
     @staticmethod
-    def forward(ctx, weights: Tensor, features: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
+    def forward(ctx, weights: Tensor, features: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.save_for_backward(features)
         ctx.shape = weights.shape
         return compute(weights)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         (features,) = ctx.saved_tensors
         return ((features @ grad) * features).sum(-1).sum_to_size(ctx.shape), None, None
 

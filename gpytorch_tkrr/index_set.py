@@ -75,9 +75,9 @@ class IndexSet(ABC):
     def _check_size(self, size: int, num_basis: Sequence[int]) -> None:
         if size > MAX_FUNCTIONS:
             raise SizeError(
-                f"{self} with num_basis {list(num_basis)} keeps more than {MAX_FUNCTIONS} functions. Use fewer functions "
-                "per dimension, a HyperbolicCross or TotalDegree index set with a smaller limit, or the CP-weight model "
-                "TKRR, whose size is linear in the number of dimensions."
+                f"{self} with num_basis {list(num_basis)} keeps more than {MAX_FUNCTIONS} functions. Use fewer "
+                "functions per dimension, a HyperbolicCross or TotalDegree index set with a smaller limit, or the "
+                "CP-weight model TKRR, whose size is linear in the number of dimensions."
             )
 
 

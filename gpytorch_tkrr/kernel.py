@@ -12,15 +12,23 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from gpytorch.utils.memoize import clear_cache_hook
 from linear_operator.operators import DiagLinearOperator, LinearOperator, MatmulLinearOperator
 from torch import Tensor
 
 from .domain import Domain, as_inputs
-from .errors import ApproximationWarning, DomainError, OutOfDomainWarning, SizeError, UnsupportedKernelError
+from .errors import (
+    ApproximationWarning,
+    DomainError,
+    OutOfDomainWarning,
+    SizeError,
+    TKRRError,
+    UnsupportedKernelError,
+)
 from .expansion import Box, Expansion, Sines, expand_child
 from .gram import GramCache
 from .index_set import FullTensor, IndexSet
-from .operator import HilbertCrossLinearOperator, HilbertLinearOperator
+from .operator import HilbertCrossLinearOperator, HilbertLinearOperator, RefusedLinearOperator
 from .prediction import HilbertPredictionStrategy
 from .tolerance import choose_basis
 
@@ -37,7 +45,8 @@ class HilbertKernel(Kernel):
     .. math:: k(x, x') \approx \sum_i v_i(\theta)\, \phi_i(x)\, \phi_i(x'),
 
     with fixed functions :math:`\phi` on a box and variances :math:`v` taken from the kernel's spectral density. Sums,
-    products over dimensions, constant, linear, polynomial and periodic kernels anywhere in the tree keep their structure.
+    products over dimensions, constant, linear, polynomial and periodic kernels anywhere in the tree keep their
+    structure: put the whole tree inside one HilbertKernel rather than adding or multiplying several.
 
     Parameters, priors and constraints stay on `base_kernel`. In an :class:`~gpytorch.models.ExactGP` the marginal
     likelihood is exact and deterministic for any number of data, and after the first step the data are touched only
@@ -62,6 +71,8 @@ class HilbertKernel(Kernel):
 
     Reference: Solin & Särkkä (2020), *Hilbert space methods for reduced-rank Gaussian process regression*.
     """
+
+    training: bool
 
     def __init__(
         self,
@@ -99,8 +110,9 @@ class HilbertKernel(Kernel):
         r"""
         Choose the box and the number of functions from an error bound at the kernel's current parameters.
 
-        :math:`\max |K_\text{approx} - K| \le \text{tol} \cdot k(0)` holds over the range of `x`. Parameters that training
-        moves towards longer or shorter lengthscales can need another box: see :meth:`approximation_error`.
+        :math:`\max |K_\text{approx} - K| \le \text{tol} \cdot k(0)` holds over the range of `x`. Parameters
+        that training moves towards longer or shorter lengthscales can need another box: see
+        :meth:`approximation_error`.
 
         :param base_kernel: The kernel to approximate.
         :param x: Inputs `(..., N, D)`, or `(N,)` for one dimension.
@@ -148,7 +160,7 @@ class HilbertKernel(Kernel):
         :param x: Inputs `(..., N, D)`, or `(N,)` for one dimension.
         :param max_rows: At most so many rows, evenly spread and with the extremes of each column, are compared.
         """
-        x = as_inputs(x)
+        x = as_inputs(x).to(self.dtype).double()  # the base kernel is evaluated in its own precision
         if self.active_dims is not None:
             x = x[:, self.active_dims]
         x = x[_spread_rows(x, max_rows)]
@@ -160,60 +172,67 @@ class HilbertKernel(Kernel):
             scale = exact.diagonal(dim1=-2, dim2=-1).amax(-1)
             return float(((approximate - exact).abs().amax((-2, -1)) / scale).max())
 
-    def __call__(self, x1: Tensor, x2: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        # Bad inputs are refused here rather than in forward: an exception inside a lazy evaluation would leave the
-        # kernel without its active_dims.
-        if self.training and (x2 is None or x2 is x1):
-            columns = x1.unsqueeze(-1) if x1.dim() == 1 else x1
-            self._check_training_inputs(
-                columns if self.active_dims is None else columns.index_select(-1, self.active_dims)
-            )
-        return super().__call__(x1, x2, *args, **kwargs)
-
     def forward(
         self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **params: Any
     ) -> Tensor | LinearOperator:
-        if last_dim_is_batch:
-            raise UnsupportedKernelError(
-                "HilbertKernel cannot be the base of an AdditiveStructureKernel or ProductStructureKernel. Put the structure "
-                "kernel inside: HilbertKernel(AdditiveStructureKernel(base, num_dims), ...)."
-            )
-        expansion = self.expansion(x1.shape[-1])
-        dtype = torch.promote_types(x1.dtype, self.dtype)
-        variances = expansion.variances()
-        if not (x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))):
+        try:
+            if last_dim_is_batch:
+                raise UnsupportedKernelError(
+                    "HilbertKernel cannot be the base of an AdditiveStructureKernel or ProductStructureKernel. Put the "
+                    "structure kernel inside: HilbertKernel(AdditiveStructureKernel(base, num_dims), ...)."
+                )
+            same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
+            return self._covariance(x1, diag) if same else self._cross_covariance(x1, x2, diag)
+        except TKRRError as error:
             if diag:
-                products = expansion.features(x1) * expansion.features(x2)
-                return (products * variances.unsqueeze(-2)).sum(-1).to(dtype)
-            if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in expansion.basis_parameters()):
-                weighted = expansion.features(x1) * variances.unsqueeze(-2)
-                return MatmulLinearOperator(weighted.to(dtype), expansion.features(x2).mT.to(dtype))
-            return HilbertCrossLinearOperator(x1, x2, variances.to(dtype), expansion)
+                raise
+            batch_shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], self.batch_shape)
+            return RefusedLinearOperator(x1, torch.Size((*batch_shape, x1.shape[-2], x2.shape[-2])), error)
 
-        features, gram_cache = self._evaluate(expansion, x1)
+    def _covariance(self, x: Tensor, diag: bool) -> Tensor | LinearOperator:
+        expansion = self.expansion(x.shape[-1])
+        # Inputs that are learned (deep kernels, inducing points) may leave the box while they are trained.
+        is_data = self.training and not x.requires_grad
+        self._check_inputs(x, is_data)
+        features, gram_cache = self._evaluate(expansion, x)
+        variances = expansion.variances()
         if self.training:
-            self._check_approximation(expansion, x1, features, variances)
+            self._check_approximation(expansion, x, features, variances)
+        missing = None if is_data else self._missing_variance(expansion, x, features, variances)
+        dtype = torch.promote_types(x.dtype, self.dtype)
         covariance = HilbertLinearOperator(features, variances.to(dtype), gram_cache)
-        missing = None if self.training else self._missing_variance(expansion, x1, features, variances)
         if diag:
             represented = covariance._diagonal()
             return represented if missing is None else represented + missing.to(dtype)
         return covariance if missing is None else covariance + DiagLinearOperator(missing.to(dtype))
 
+    def _cross_covariance(self, x1: Tensor, x2: Tensor, diag: bool) -> Tensor | LinearOperator:
+        as_inputs(x1)  # two equal sets of inputs that hold NaN come here too
+        expansion = self.expansion(x1.shape[-1])
+        dtype = torch.promote_types(x1.dtype, self.dtype)
+        variances = expansion.variances()
+        if diag:
+            products = expansion.features(x1) * expansion.features(x2)
+            return (products * variances.unsqueeze(-2)).sum(-1).to(dtype)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in expansion.basis_parameters()):
+            weighted = expansion.features(x1) * variances.unsqueeze(-2)
+            return MatmulLinearOperator(weighted.to(dtype), expansion.features(x2).mT.to(dtype))
+        return HilbertCrossLinearOperator(x1, x2, variances.to(dtype), expansion)
+
     def prediction_strategy(
         self, train_inputs: Any, train_prior_dist: MultivariateNormal, train_labels: Tensor, likelihood: Any
     ) -> DefaultPredictionStrategy:
-        prior_covariance = train_prior_dist.lazy_covariance_matrix
-        self._check_training_inputs(prior_covariance.x1)
-        with self._as_training():  # these rows are training data, whatever mode the model is in
-            evaluated = prior_covariance.evaluate_kernel()
-        strategy = (
-            HilbertPredictionStrategy if isinstance(evaluated, HilbertLinearOperator) else DefaultPredictionStrategy
-        )
-        return strategy(train_inputs, train_prior_dist, train_labels, likelihood)
+        def evaluate() -> LinearOperator:
+            covariance = train_prior_dist.lazy_covariance_matrix
+            clear_cache_hook(covariance)  # a graph that a backward pass has freed must not be used again
+            with self._as_training():
+                return covariance.evaluate_kernel()
+
+        return HilbertPredictionStrategy(train_inputs, train_prior_dist, train_labels, likelihood, evaluate)
 
     @contextmanager
     def _as_training(self) -> Iterator[None]:
+        """Inputs that are evaluated in this context are training data, whatever mode the model is in."""
         mode = self.training
         self.training = True
         try:
@@ -233,27 +252,26 @@ class HilbertKernel(Kernel):
             return self._cached[1], self._cached[2]
         with torch.no_grad():
             features = expansion.features(x)
-            if (
-                self.training
-            ):  # function-major in memory: products with one vector, one each way per step, run twice as fast
+            if self.training:  # function-major in memory: products with one vector run twice as fast
                 features = features.mT.contiguous().mT
         gram_cache = GramCache(expansion, x.detach().clone(), features)
         if self.training:
             self._cached = ([tensor.detach().clone() for tensor in key], features, gram_cache)
         return features, gram_cache
 
-    def _check_training_inputs(self, x: Tensor) -> None:
+    def _check_inputs(self, x: Tensor, is_data: bool) -> None:
+        """Refuse inputs that are not finite and, where they are training data, inputs outside the box."""
         if self._cached is not None and _same_content(self._cached[0][:1], [x]):
             return
         rows = as_inputs(x)
         inside = self.domain.contains(rows)
-        if not inside.all():
+        if is_data and not inside.all():
             outside = (~inside).nonzero()
             dims = sorted(set(outside[:, 1].tolist()))
             raise DomainError(
-                f"{int((~inside).any(-1).sum())} of {len(rows)} training inputs lie outside the domain {self.domain}, in input "
-                f"dimension(s) {dims}; the first is row {int(outside[0, 0])}: {rows[outside[0, 0]].tolist()}. Make the domain "
-                "from these inputs: Domain.from_data(train_x)."
+                f"{int((~inside).any(-1).sum())} of {len(rows)} training inputs lie outside the domain {self.domain}, "
+                f"in input dimension(s) {dims}; the first is row {int(outside[0, 0])}: {rows[outside[0, 0]].tolist()}. "
+                "Make the domain from these inputs: Domain.from_data(train_x)."
             )
 
     @torch.no_grad()
@@ -275,9 +293,9 @@ class HilbertKernel(Kernel):
         cause = "too few functions for the lengthscale" if few else "the box is too small for the lengthscale"
         remedy = "raise num_basis" if few else "widen the Domain (a larger boundary_factor)"
         warnings.warn(
-            f"HilbertKernel represents the prior variance of its base kernel with a relative error of {error:.2g} at the "
-            f"current hyperparameters: {cause}. Use HilbertKernel.from_tolerance, or {remedy}; kernel.approximation_error(x) "
-            "measures the error. This is said once per kernel.",
+            f"HilbertKernel represents the prior variance of its base kernel with a relative error of {error:.2g} at "
+            f"the current hyperparameters: {cause}. Use HilbertKernel.from_tolerance, or {remedy}; "
+            "kernel.approximation_error(x) measures the error. This is said once per kernel.",
             ApproximationWarning,
             stacklevel=3,
         )
@@ -293,18 +311,15 @@ class HilbertKernel(Kernel):
             return None
         if OutOfDomainWarning not in self._warned:
             self._warned.add(OutOfDomainWarning)
-            num = (
-                int(short.reshape(-1, short.shape[-1]).any(0).sum()) if short.dim() > x.dim() - 1 else int(short.sum())
-            )
             center, half_width = self.domain.sides(x.shape[-1])
             position = (x.detach().double() - center).abs() / half_width
-            worst = position[short.expand(position.shape[:-1])] if short.dim() == x.dim() - 1 else position
-            dims = (worst.reshape(-1, x.shape[-1]).amax(0) > 2 / 3).nonzero().flatten().tolist()
+            position = position.expand(*short.shape, x.shape[-1])[short]  # (points, D)
+            dims = (position.amax(0) > 2 / 3).nonzero().flatten().tolist()
             where = f"near or outside the box in input dimension(s) {dims}" if dims else "inside the box"
             warnings.warn(
-                f"At {num} of {x.shape[:-1].numel()} inputs, {where}, the functions of HilbertKernel represent less than "
-                f"{1 - SHORTFALL:.0%} of the prior variance. The missing part is added as independent variance: the mean "
-                f"there tends to the prior mean. The domain is {self.domain}. This is said once per kernel.",
+                f"At {len(position)} of {short.numel()} inputs, {where}, the functions of HilbertKernel represent less "
+                f"than {1 - SHORTFALL:.0%} of the prior variance. The missing part is added as independent variance: "
+                f"the mean there tends to the prior mean. The domain is {self.domain}. This is said once per kernel.",
                 OutOfDomainWarning,
                 stacklevel=3,
             )

@@ -1,7 +1,7 @@
 r"""Linear operators :math:`\Phi V \Phi^\top` and :math:`\Phi V \Phi^\top + D`, exact and deterministic at any size.
 
-Only :math:`v` and the noise change while a Gaussian process is trained, so the Gram matrix :math:`\Phi^\top \Phi` is computed
-once. Everything after it costs :math:`O(M^3)`, with two passes over :math:`\Phi` for the targets. All sums and
+Only :math:`v` and the noise change while a Gaussian process is trained, so the Gram matrix :math:`\Phi^\top \Phi` is
+computed once. Everything after it costs :math:`O(M^3)`, with two passes over :math:`\Phi` for the targets. All sums and
 factorisations are in float64; what is returned has the user's dtype.
 """
 
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from .cholesky import robust_cholesky
 from .errors import DenseFallbackWarning
-from .expansion import Expansion
+from .expansion import Expansion, concatenate
 from .gram import GramCache, differentiable_gram, weighted_product
 
 
@@ -62,8 +62,8 @@ class HilbertLinearOperator(LinearOperator):
             return "HilbertLinearOperator takes two tensors: features (..., N, M) and variances (..., M)."
         if features.dim() < 2 or variances.dim() < 1 or features.shape[-1] != variances.shape[-1]:
             return (
-                f"HilbertLinearOperator takes features (..., N, M) and variances (..., M); got {tuple(features.shape)} and "
-                f"{tuple(variances.shape)}."
+                f"HilbertLinearOperator takes features (..., N, M) and variances (..., M); got {tuple(features.shape)} "
+                f"and {tuple(variances.shape)}."
             )
         return None
 
@@ -194,6 +194,11 @@ class HilbertLinearOperator(LinearOperator):
     def __add__(self, other: Any) -> LinearOperator:
         if isinstance(other, DiagLinearOperator):
             return HilbertAddedDiagLinearOperator(self, other)
+        if isinstance(other, HilbertLinearOperator):
+            return self.__class__(
+                concatenate([self.features.double(), other.features.double()]),
+                concatenate([self.variances, other.variances]),
+            )
         return super().__add__(other)
 
 
@@ -267,6 +272,36 @@ class HilbertCrossLinearOperator(LinearOperator):
         return self._evaluate().to_dense()
 
 
+class RefusedLinearOperator(LinearOperator):
+    """
+    Stands in for a covariance that could not be computed and raises the reason as soon as it is used.
+
+    GPyTorch takes `active_dims` from a kernel while it evaluates it, and a kernel that raised would not get them back.
+
+    :param x: Inputs, for their dtype and device.
+    :param shape: The shape of the covariance.
+    :param error: Why there is none.
+    """
+
+    def __init__(self, x: Tensor, shape: torch.Size, error: Exception):
+        super().__init__(x, shape=shape, error=error)
+        self._shape = shape
+        self.error = error
+
+    def _size(self) -> torch.Size:
+        return self._shape
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise self.error
+
+    _matmul = _transpose_nonbatch = _getitem = _get_indices = _diagonal = to_dense = _refuse
+
+    def _keep(self, *args: Any, **kwargs: Any) -> RefusedLinearOperator:
+        return self
+
+    mul = add_diagonal = __add__ = _expand_batch = _unsqueeze_batch = _permute_batch = _keep
+
+
 def _mul(operator: LinearOperator, other: Any) -> LinearOperator:
     """A batch of constants keeps the structure also where it enlarges the batch (ScaleKernel over a shared basis)."""
     if torch.is_tensor(other) and other.shape[-2:] == torch.Size((1, 1)) and (other > 0).all():
@@ -338,8 +373,7 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
         return quadratic, self._logdet() if logdet else None
 
     def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
-        quadratic, _ = self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)
-        return quadratic
+        return self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)[0]  # type: ignore[return-value]
 
     def _logdet(self) -> Tensor:
         capacitance = self.capacitance_cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -359,6 +393,9 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
         samples = self.low_rank.zero_mean_mvn_samples(num_samples)
         noise = torch.randn(num_samples, *self.shape[:-1], dtype=self.dtype, device=self.device)
         return samples + noise * self.noise.sqrt().to(self.dtype)
+
+    def mul(self, other: Any) -> LinearOperator:
+        return _mul(self, other)
 
     def _mul_constant(self, other: Tensor) -> LinearOperator:
         if not (other > 0).all():
@@ -384,10 +421,10 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
             num_rows, num_features = self.low_rank.features.shape[-2:]
             if num_rows > num_features:
                 warnings.warn(
-                    f"A reduced-rank covariance ({num_rows} rows, {num_features} functions) is about to be factorised as a "
-                    "dense matrix, because linear_operator.settings.fast_computations.log_prob is off (importing botorch "
-                    "switches it off). Return gpytorch_tkrr.ReducedRankNormal(mean, covariance) from the model's forward, "
-                    "or train inside `with gpytorch.settings.fast_computations(log_prob=True):`.",
+                    f"A reduced-rank covariance ({num_rows} rows, {num_features} functions) is about to be factorised "
+                    "as a dense matrix, because gpytorch.settings.fast_computations.log_prob is off (importing botorch "
+                    "switches it off). Return gpytorch_tkrr.ReducedRankNormal(mean, covariance) from the model's "
+                    "forward, or train inside `with gpytorch.settings.fast_computations(log_prob=True):`.",
                     DenseFallbackWarning,
                     stacklevel=2,
                 )

@@ -9,7 +9,7 @@ posterior of the weights, :math:`a \mid y \sim N(\mu, R R^\top)` with
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,12 @@ from gpytorch.utils.memoize import cached, clear_cache_hook
 from linear_operator.operators import DiagLinearOperator, LinearOperator, ZeroLinearOperator
 from torch import Tensor
 
-from .operator import HilbertAddedDiagLinearOperator, HilbertLinearOperator, capacitance_cholesky
+from .operator import (
+    HilbertAddedDiagLinearOperator,
+    HilbertLinearOperator,
+    RefusedLinearOperator,
+    capacitance_cholesky,
+)
 
 
 class WeightPosterior(NamedTuple):
@@ -66,6 +71,8 @@ def split_covariance(covariance: LinearOperator) -> tuple[HilbertLinearOperator,
         return covariance.low_rank, covariance.noise
     if isinstance(covariance, HilbertLinearOperator):
         return covariance, None
+    if isinstance(covariance, RefusedLinearOperator):
+        raise covariance.error
     raise TypeError(f"Expected the covariance of a HilbertKernel, got a {type(covariance).__name__}.")
 
 
@@ -77,6 +84,8 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
     :param train_prior_dist: The prior at the training inputs, of a kernel that evaluates to a low-rank covariance.
     :param train_labels: Training targets.
     :param likelihood: A Gaussian likelihood.
+    :param evaluate: Evaluates the covariance of `train_prior_dist`.
+    :param posterior: The posterior of the weights, where it is known already.
     """
 
     def __init__(
@@ -85,6 +94,7 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         train_prior_dist: MultivariateNormal,
         train_labels: Tensor,
         likelihood: Any,
+        evaluate: Callable[[], LinearOperator],
         posterior: WeightPosterior | None = None,
     ):
         self._train_shape = train_prior_dist.event_shape
@@ -93,6 +103,7 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         self.train_labels = train_labels
         self.likelihood = likelihood
         self._last_test_train_covar = None
+        self._evaluate = evaluate
         self._given_posterior = posterior
 
     @property
@@ -109,8 +120,8 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
 
     @cached(name="weight_posterior")
     def _posterior(self, nan_policy: str) -> WeightPosterior:
-        low_rank, _ = split_covariance(self.train_prior_dist.lazy_covariance_matrix.evaluate_kernel())
-        noise = _noise(self.likelihood, self.train_prior_dist.loc, low_rank, self.train_inputs)
+        low_rank, missing = split_covariance(self._evaluate())
+        noise = _noise(self.likelihood, self.train_prior_dist.loc, low_rank, missing, self.train_inputs)
         residual = (self.train_labels - self.train_prior_dist.loc).double()
         observed = None
         if nan_policy != "ignore" and self.train_labels.isnan().any():
@@ -176,17 +187,20 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         """
         num_train = self.num_train
         full_mean, full_covariance = full_output.loc, full_output.lazy_covariance_matrix
-        low_rank, _ = split_covariance(full_covariance[..., num_train:, num_train:].evaluate_kernel())
+        low_rank, missing = split_covariance(full_covariance[..., num_train:, num_train:].evaluate_kernel())
         mean = full_mean[..., num_train:]
         likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
-        noise = _noise(likelihood, mean, low_rank, inputs, **kwargs).expand(mean.shape)
+        noise = _noise(likelihood, mean, low_rank, missing, inputs, **kwargs).expand(mean.shape)
         residual = (targets - mean).double()
         posterior = self.posterior.condition(low_rank.features.double(), residual, noise)
         prior = self.train_prior_dist.__class__(full_mean, full_covariance)
-        return self.__class__(full_inputs, prior, full_targets, likelihood, posterior)
+        return self.__class__(full_inputs, prior, full_targets, likelihood, self._evaluate, posterior)
 
 
-def _noise(likelihood: Any, mean: Tensor, low_rank: HilbertLinearOperator, inputs: Any, **kwargs: Any) -> Tensor:
-    """The likelihood's noise variances, `(..., N)` or `(..., 1)`, float64."""
+def _noise(
+    likelihood: Any, mean: Tensor, low_rank: HilbertLinearOperator, missing: Tensor | None, inputs: Any, **kwargs: Any
+) -> Tensor:
+    """The likelihood's noise variances and the independent variance, `(..., N)` or `(..., 1)`, float64."""
     observed = likelihood(MultivariateNormal(mean, low_rank), inputs, **kwargs)
-    return observed.lazy_covariance_matrix.evaluate_kernel().noise
+    noise = observed.lazy_covariance_matrix.evaluate_kernel().noise
+    return noise if missing is None else noise + missing

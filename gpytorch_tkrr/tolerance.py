@@ -1,8 +1,8 @@
 r"""Box and number of functions from an error bound.
 
-Dirichlet ends add an image term: at the edge of the data the error is about :math:`k(2 (L - S))`, with S the data's half
-range. Leaving out the functions beyond M costs at most :math:`\frac1L \sum_{j > M} S(\omega_j)`. Box and number are
-chosen so that each of the two is below half of the tolerance, for each input dimension in turn.
+Dirichlet ends add an image term: at the edge of the data the error is about :math:`k(2 (L - S))`, with S the data's
+half range. Leaving out the functions beyond M costs at most :math:`\frac1L \sum_{j > M} S(\omega_j)`. Box and number
+are chosen so that each of the two is below half of the tolerance, for each input dimension in turn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from .bessel import periodic_variances
 from .domain import Domain, as_inputs
 from .errors import SizeError, UnsupportedKernelError
-from .expansion import Box, Periodic, Sines, expand_child
+from .expansion import Box, Expansion, Periodic, Sines, expand_child
 from .index_set import FullTensor
 from .spectral import marginal_density
 
@@ -62,7 +62,8 @@ class _Axis:
 
 def choose_basis(kernel: Kernel, x: Tensor, tol: float) -> tuple[Domain, list[int]]:
     r"""
-    A box and numbers of functions for which :math:`\max |K_\text{approx} - K| \le \text{tol} \cdot k(0)` over the data's range.
+    A box and numbers of functions for which :math:`\max |K_\text{approx} - K| \le \text{tol} \cdot k(0)` over the
+    data's range.
 
     :param kernel: The kernel, at its current parameters.
     :param x: Inputs `(..., N, D)`.
@@ -98,15 +99,16 @@ def choose_basis(kernel: Kernel, x: Tensor, tol: float) -> tuple[Domain, list[in
         size = expand_child(kernel, final).num_functions
     if size > MAX_CHOSEN_FUNCTIONS:
         raise SizeError(
-            f"tol={tol:g} needs at least {size} functions ({num_basis} per input dimension), more than {MAX_CHOSEN_FUNCTIONS}. Ask for "
-            "a larger tol; or choose by hand with HilbertKernel(kernel, domain, num_basis, "
-            "index_set=HyperbolicCross(limit)); or use the CP-weight model TKRR, whose size is linear in the number of "
-            "dimensions. Rough or heavy-tailed kernels (Matern-1/2, rational quadratic with small alpha) need the most."
+            f"tol={tol:g} needs at least {size} functions ({num_basis} per input dimension), more than "
+            f"{MAX_CHOSEN_FUNCTIONS}. Ask for a larger tol; or choose by hand with HilbertKernel(kernel, domain, "
+            "num_basis, index_set=HyperbolicCross(limit)); or use the CP-weight model TKRR, whose size is "
+            "linear in the number of dimensions. Rough or heavy-tailed kernels (Matern-1/2, rational quadratic with "
+            "small alpha) need the most."
         )
     return Domain(draft.center, half_width), num_basis
 
 
-def _axes(leaves: list[tuple[object, float]], tol: float) -> Iterator[_Axis]:
+def _axes(leaves: list[tuple[Expansion, float]], tol: float) -> Iterator[_Axis]:
     for leaf, share in leaves:
         if isinstance(leaf, Sines):
             for position in range(len(leaf.box.columns)):
@@ -129,8 +131,8 @@ def _image_gap(axis: _Axis, half_range: float) -> float:
         else:
             reach *= 2
     raise UnsupportedKernelError(
-        f"The covariance along input column {axis.column} does not fall below {bound:g} of its value at zero: no box is "
-        "large enough. Give the Domain by hand, or use a kernel that decays."
+        f"The covariance along input column {axis.column} does not fall below {bound:g} of its value at zero: no box "
+        "is large enough. Give the Domain by hand, or use a kernel that decays."
     )
 
 
