@@ -53,3 +53,7 @@ class SeparableKernelWarning(TKRRWarning):
 
 class ConvergenceWarning(TKRRWarning):
     """An iteration stopped before it converged."""
+
+
+class StalePosteriorWarning(TKRRWarning):
+    """The training data of a fitted model were replaced; its posterior is that of the old data."""

@@ -1,0 +1,351 @@
+r"""Alternating least squares: one factor at a time, each by an exact linear solve.
+
+Reference: Wesel & Batselier (2021), *Large-scale learning with Fourier features and tensor decompositions*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .conditional import Conditional, whitened_precision
+from .cp import CPWeights, clamped_exp
+from .errors import InputError
+from .evidence import FactorData, FactorMoments, HyperparameterStep
+from .laplace import LaplacePosterior, laplace_blocks
+from .modes import SeparableKernel
+from .penalty import FrobeniusPenalty, Penalty
+from .source import TrainingData
+from .sums import Design, FactorSums
+
+if TYPE_CHECKING:
+    from .model import TKRR
+
+
+@dataclass
+class ALSResult:
+    """
+    What a fit by alternating least squares did.
+
+    :param objective: Squared error plus penalty after each factor update, in the units of the targets.
+    :param sweeps: Number of whole sweeps 1 -> D -> 1.
+    :param converged: Whether the last sweep improved the objective by less than `rel_tol`.
+    :param message: Why it stopped, and what to try next.
+    """
+
+    objective: list[float] = field(default_factory=list)
+    sweeps: int = 0
+    converged: bool = False
+    message: str = ""
+
+
+@torch.no_grad()
+def fit_als(
+    model: TKRR,
+    *,
+    data: Any = None,
+    new_rows: tuple[Tensor, Tensor] | None = None,
+    max_sweeps: int = 10,
+    rel_tol: float = 1e-6,
+    penalty: Penalty | None = None,
+    initial_factors: Sequence[Tensor] | None = None,
+    learn_hyperparameters: bool = False,
+    seed: int | None = None,
+    progress: bool = False,
+    memory: int = 2 << 30,
+) -> ALSResult:
+    r"""
+    Fit a CP-weight model by alternating least squares.
+
+    A sweep updates the factors in the order 1 -> D -> 1; the objective never rises. A model that has been fitted before
+    is continued from where it stands. Interrupting the fit (Ctrl-C) keeps what has been reached.
+
+    :param model: The model; its posterior is replaced.
+    :param data: `(x, y)`, or an iterable of such batches that starts afresh each time; by default the training data of
+        the model.
+    :param new_rows: `(x, y)` to be appended to the training data of the model first.
+    :param max_sweeps: Largest number of sweeps; there are `max_sweeps * 2 (D - 1) + 1` updates in all.
+    :param rel_tol: Stop when a sweep improves the objective by less than this fraction; 0.0 never stops early.
+    :param penalty: The penalty, by default :class:`FrobeniusPenalty`.
+    :param initial_factors: D tensors `(M_d, R)` to start from, weights of :math:`z = \sqrt v \phi` with the outermost
+        output scale left out of v.
+    :param learn_hyperparameters: Whether lengthscales, output scales and noise are learned along the way, by the evidence
+        of each factor, through the raw parameters of kernel and likelihood.
+    :param seed: Seed of the random start.
+    :param progress: Whether to show a progress bar (needs tqdm).
+    :param memory: Bytes that may be used beyond the data to keep products over modes; what does not fit is recomputed.
+
+    Example:
+        >>> import torch, gpytorch
+        >>> import gpytorch_tkrr as tkrr
+        >>> x = torch.linspace(0, 1, 100).unsqueeze(-1)
+        >>> y = torch.sin(6 * x[:, 0])
+        >>> model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(), rank=2)
+        >>> result = tkrr.fit_als(model, penalty=tkrr.FrobeniusPenalty(1e-6), seed=0)
+        >>> float((model.eval()(x).mean - y).abs().max()) < 1e-2
+        True
+    """
+    penalty = FrobeniusPenalty() if penalty is None else penalty
+    if learn_hyperparameters and getattr(penalty, "strength", None) is not None:
+        raise ValueError(
+            f"learn_hyperparameters=True learns noise and outputscale, but {penalty!r} fixes their ratio. Use strength=None."
+        )
+    if max_sweeps < 0 or rel_tol < 0:
+        raise ValueError(f"max_sweeps and rel_tol must not be negative; got {max_sweeps} and {rel_tol}.")
+    if new_rows is not None:
+        model.append_train_data(*new_rows)
+    training = model.training_data(data)
+    fit = _Fit(model, training, penalty, learn_hyperparameters, memory)
+    generator = torch.Generator().manual_seed(torch.seed() if seed is None else seed)
+    fit.start(initial_factors, generator)
+    result = ALSResult()
+    bar = _progress_bar(progress, max_sweeps * 2 * (fit.num_dims - 1) + 1)
+    try:
+        _run(fit, result, max_sweeps, rel_tol, generator, bar)
+        fit.finish(result)
+    except KeyboardInterrupt:
+        result.message = f"Interrupted after {len(result.objective)} factor updates; the model holds what was reached."
+        fit.store(None)
+    finally:
+        bar.close()
+    result.objective = [value * training.scale**2 for value in result.objective]
+    return result
+
+
+def _run(
+    fit: _Fit, result: ALSResult, max_sweeps: int, rel_tol: float, generator: torch.Generator, bar: _Bar
+) -> None:
+    """The sweeps: update mode 0, then back and forth."""
+    last = fit.num_dims - 1
+    order = [*range(1, last + 1), *range(last - 1, -1, -1)]
+    fit.update(0, result.objective)
+    bar.update(result.objective[-1])
+    restarts = 3 if last > 0 else 0
+    for _ in range(max_sweeps if last > 0 else 0):
+        before = result.objective[-1]
+        for d in order:
+            fit.update(d, result.objective)
+            bar.update(result.objective[-1])
+        result.sweeps += 1
+        after = result.objective[-1]
+        if restarts and after > (1 - 1e-9) * fit.total:  # nothing has been explained: another start
+            restarts -= 1
+            fit.restart(generator)
+            continue
+        if rel_tol > 0 and abs(before - after) <= rel_tol * abs(before):
+            result.converged = True
+            result.message = f"Converged: the last of {result.sweeps} sweeps improved the objective by less than {rel_tol:g}."
+            return
+    if last == 0:
+        result.converged, result.message = True, "One input dimension: solved exactly by one update."
+        return
+    result.message = (
+        f"Stopped after {max_sweeps} sweeps; the last one improved the objective by "
+        f"{(before - after) / max(abs(before), 1e-300):.2g}. Call fit_als again to go on."
+        if max_sweeps
+        else "Stopped after the first update, as max_sweeps=0 asks."
+    )
+
+
+class _Fit:
+    """The state of a fit: whitened weights whose columns have unit root-mean-square on the data."""
+
+    def __init__(
+        self, model: TKRR, training: TrainingData, penalty: Penalty, learn_hyperparameters: bool, memory: int
+    ):
+        self.model, self.training, self.penalty = model, training, penalty
+        self.separable: SeparableKernel = model.separate()
+        self.num_dims = len(self.separable.modes)
+        self.variances = [mode.variances().detach() for mode in self.separable.modes]
+        self.design = Design(training, [mode.basis for mode in self.separable.modes], memory=memory)
+        self.marginals = self.design.marginals()
+        self.total = math.inf  # the objective of zero weights
+        self.step = self._hyperparameter_step() if learn_hyperparameters else None
+        self.memory: list[FactorMoments | None] = [None] * self.num_dims
+        self.weights: CPWeights
+
+    def noise(self) -> Tensor:
+        """Noise variance in the units of the scaled targets."""
+        return self.model.noise() / self.training.scale**2
+
+    def outputscale(self) -> Tensor:
+        """Output scale in the units of the scaled targets."""
+        return self.separable.outputscale() / self.training.scale**2
+
+    def strength(self) -> Tensor:
+        """The multiplier of the penalty."""
+        return self.penalty.strength_for(self.noise(), self.outputscale(), self.weights)
+
+    def _hyperparameter_step(self) -> HyperparameterStep:
+        summary = self.training.summary
+        fraction = torch.linspace(0, 1, 33, dtype=torch.float64, device=summary.lower.device)
+        grids = [a + fraction * (b - a) for a, b in zip(summary.lower, summary.upper, strict=True)]
+        with torch.enable_grad():
+            modules = [self.model.covar_module, self.model.likelihood]
+            return HyperparameterStep(self.separable, modules, self.noise, self.outputscale, grids)
+
+    def start(self, initial_factors: Sequence[Tensor] | None, generator: torch.Generator) -> None:
+        """Given factors, those of an earlier fit, or a random start."""
+        rank = self.model.rank
+        sizes = [mode.num_functions for mode in self.separable.modes]
+        if initial_factors is not None:
+            shapes = [tuple(factor.shape) for factor in initial_factors]
+            expected = [(size, rank) for size in sizes]
+            if shapes != expected:
+                raise InputError(f"initial_factors must have shapes (M_d, R) = {expected}; got {shapes}.")
+            self._set([factor.detach().double().mT.to(self.variances[0].device) for factor in initial_factors], True)
+            return
+        factors = self.model.factors if self.model.is_fitted else None
+        if factors is not None and [tuple(factor.shape) for factor in factors] == [(size, rank) for size in sizes]:
+            self._set([factor.mT for factor in factors], True)
+        else:
+            self.restart(generator)
+
+    def restart(self, generator: torch.Generator) -> None:
+        """A random start around the constant function."""
+        rank = self.model.rank
+        pairs = zip(self.marginals, self.variances, strict=True)
+        self._set([_near_constant(*marginal, v, rank, generator) for marginal, v in pairs], False)
+
+    def _set(self, factors: list[Tensor], user_units: bool) -> None:
+        self.weights = CPWeights.from_factors(factors)
+        if user_units:
+            self.weights.log_scales -= math.log(self.training.scale) / self.num_dims
+        for d in range(self.num_dims):
+            self.weights.rescale(d, self._norms(d, self.weights.factors[d]))
+        self.design.reset()
+
+    def _norms(self, d: int, factor: Tensor) -> Tensor:
+        """Root-mean-square over the data of each column's function; never zero for a column that is not."""
+        raw, gram = factor * self.variances[d].sqrt(), self.marginals[d][0]
+        squares = ((raw @ gram) * raw).sum(-1)
+        squares = squares + 1e-16 * gram.diagonal().mean() * raw.square().sum(-1)
+        tiny = squares <= torch.finfo(torch.float64).tiny
+        return torch.where(tiny, factor.norm(dim=-1), squares.clamp(min=0).sqrt())
+
+    def update(self, d: int, objective: list[float]) -> None:
+        """Solve for one factor."""
+        weights = self.weights
+        raw = [factor * v.sqrt() for factor, v in zip(weights.factors, self.variances, strict=True)]
+        scale = clamped_exp(weights.log_scale())
+        sums = self.design.sums(d, raw, scale)
+        gram, current = sums.gram(), scale.unsqueeze(-1) * weights.factors[d]
+        self._refresh(float(sums.square), objective)
+        data = _without_model(sums, gram, current * self.variances[d].sqrt())
+        self.total = float(data.square)
+        rhs, square, penalty = sums.rhs, float(sums.square), float(self.penalty.value(weights))
+        if self.step is not None and len(objective) >= 2 * self.num_dims - 1:  # not before one plain sweep
+            self._learn(d, data)
+            # Old weights, whitened by new variances, may be huge: start from zero instead.
+            current, rhs, square, penalty = torch.zeros_like(current), data.rhs, self.total, 0.0
+        strength, form = self.strength(), self.penalty.form(weights, d)
+        before = square + float(strength) * penalty
+        precision = whitened_precision(gram, self.variances[d], strength * form)
+        gradient = (rhs * self.variances[d].sqrt() - strength * form @ current).reshape(-1)
+        conditional = Conditional(precision)
+        # The step is taken from the current factor: where a jitter was needed, this is a proximal step, still downhill.
+        change = conditional.solve(gradient)
+        gain = float(2 * gradient @ change - change @ (precision @ change))
+        if gain < 0:
+            change, gain = torch.zeros_like(change), 0.0
+        factor = current + change.reshape_as(current)
+        updated = weights.clone()
+        updated.replace(d, factor, self._norms(d, factor))
+        self.weights = updated
+        objective.append(before - gain)
+        if self.step is not None and self.step.shares(d):
+            noise, prior = self.noise(), strength * form / self.noise()
+            covariance = conditional.covariance() * noise
+            self.memory[d] = FactorMoments.from_conditional(factor, covariance, prior, self.variances[d])
+
+    def _refresh(self, square: float, objective: list[float]) -> None:
+        """Replace the predicted last objective by the one computed from the residuals."""
+        if objective:
+            objective[-1] = square + float(self.strength() * self.penalty.value(self.weights))
+
+    def _learn(self, d: int, data: FactorData) -> None:
+        """Improve the hyperparameters by this factor's evidence; all functions stay as they are."""
+        assert self.step is not None
+        form = self.penalty.form(self.weights, d)
+
+        def prior(noise: Tensor, outputscale: Tensor) -> Tensor:
+            return self.penalty.strength_for(noise, outputscale, self.weights) / noise * form
+
+        self.step(d, data, prior, self.memory)
+        for k, mode in enumerate(self.separable.modes):
+            new = mode.variances().detach()
+            ratio = torch.where(new > 0, (self.variances[k] / new).sqrt(), torch.zeros_like(new))
+            self.weights.factors[k] = self.weights.factors[k] * ratio.nan_to_num(posinf=0.0)
+            self.variances[k] = new
+
+    def finish(self, result: ALSResult) -> None:
+        """The block Laplace approximation; its residuals give the final objective."""
+        strength = self.strength()
+        blocks, square = laplace_blocks(self.design, self.weights, self.variances, self.penalty, strength)
+        self._refresh(float(square), result.objective)
+        self.store(blocks, float(square))
+
+    def store(self, blocks: list[Conditional] | None, square: float | None = None) -> None:
+        """Hand the weights to the model."""
+        scale = self.training.scale
+        weights = self.weights.clone()
+        weights.log_scales += math.log(scale) / self.num_dims
+        noise = self.model.noise() if self.model.has_noise or square is None else None
+        if noise is None:
+            assert square is not None
+            noise = torch.as_tensor(square * scale**2 / self.training.summary.num_rows).to(weights.log_scales)
+        self.model.set_posterior(LaplacePosterior(weights, self.variances, noise.detach().double(), blocks), self.penalty)
+
+
+def _without_model(sums: FactorSums, gram: Tensor, raw: Tensor) -> FactorData:
+    """The sums for the targets themselves, from those for the residuals of a model with this raw factor."""
+    product = torch.einsum("risj,sj->ri", gram, raw)
+    square = sums.square + (raw * (2 * sums.rhs + product)).sum()
+    return FactorData(gram, sums.rhs + product, square, sums.count)
+
+
+def _near_constant(gram: Tensor, mean: Tensor, variances: Tensor, rank: int, generator: torch.Generator) -> Tensor:
+    """Whitened weights of functions near 1: the best fit of 1, plus draws from the prior of comparable size."""
+    root = variances.sqrt()
+    gram, mean = gram * root.unsqueeze(-1) * root, mean * root
+    ridge = 1e-6 * gram.diagonal().mean().clamp(min=1e-300)
+    constant = Conditional(gram + ridge * torch.eye(*gram.shape).to(gram)).solve(mean)  # (M,)
+    draws = torch.randn(rank, root.shape[0], dtype=torch.float64, generator=generator).to(root.device)
+    sizes = ((draws @ gram) * draws).sum(-1).sqrt()
+    draws = draws / torch.where(sizes > 0, sizes, torch.ones_like(sizes)).unsqueeze(-1)
+    return constant + START_SPREAD * draws
+
+
+#: Root-mean-square distance of the starting functions from the constant 1.
+START_SPREAD = 0.5
+
+
+class _Bar:
+    """A progress bar, or nothing."""
+
+    def __init__(self, bar: Any = None):
+        self._bar = bar
+
+    def update(self, objective: float) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"objective {objective:.6g}", refresh=False)
+            self._bar.update()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _progress_bar(progress: bool, total: int) -> _Bar:
+    if not progress:
+        return _Bar()
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm: pip install tqdm, or gpytorch_tkrr[progress].") from error
+    return _Bar(tqdm(total=total, desc="ALS", unit="update"))

@@ -1,0 +1,95 @@
+r"""The recommended kernel of a CP-weight model, built from GPyTorch objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, LinearKernel, ProductKernel, RBFKernel, ScaleKernel
+from torch import Tensor, nn
+
+
+class _Center(nn.Module):
+    """Holds a constant apart from the kernel, whose own buffers GPyTorch indexes by batch."""
+
+    value: Tensor
+
+    def __init__(self, value: Tensor):
+        super().__init__()
+        self.register_buffer("value", value)
+
+
+class CenteredLinearKernel(LinearKernel):
+    r"""
+    :math:`k(x, x') = v (x - c)(x' - c)`, a :class:`~gpytorch.kernels.LinearKernel` with an origin of its own.
+
+    :param center: The origin c.
+    :param kwargs: As for LinearKernel.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch_tkrr import CenteredLinearKernel
+        >>> kernel = CenteredLinearKernel(center=3.0)
+        >>> kernel.variance = 1.0
+        >>> kernel(torch.tensor([[3.0], [5.0]])).to_dense().detach()
+        tensor([[0., 0.],
+                [0., 4.]])
+    """
+
+    def __init__(self, center: float | Tensor = 0.0, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.origin = _Center(torch.as_tensor(center, dtype=torch.float64).detach().clone())
+
+    @property
+    def center(self) -> Tensor:
+        """The origin c."""
+        return self.origin.value
+
+    def forward(self, x1: Tensor, x2: Tensor, **params: Any) -> Any:
+        return super().forward(x1 - self.center.to(x1), x2 - self.center.to(x2), **params)
+
+
+def anova_kernel(
+    num_dims: int,
+    *,
+    center: float | Tensor = 0.0,
+    half_range: float | Tensor = 1.0,
+    outputscale: float = 1.0,
+) -> ScaleKernel:
+    r"""
+    A product over dimensions of constant + linear + RBF kernels:
+
+    .. math:: k(x, x') = \sigma^2 \prod_d \bigl(c_d + \rho_d (x_d - m_d)(x'_d - m_d) + \alpha_d k_{\ell_d}(x_d, x'_d)\bigr).
+
+    Multiplied out it is a sum over all subsets of the inputs, a functional analysis of variance: the constants let a term
+    ignore an input. Every summand is a GPyTorch kernel with its own raw parameters; change priors, constraints or initial
+    values as usual.
+
+    :param num_dims: D.
+    :param center: :math:`m`, the middle of the inputs, a number or `(D,)`.
+    :param half_range: Half the range of the inputs, a number or `(D,)`: lengthscales start at half of it and linear
+        functions at the same size as the others.
+    :param outputscale: The variance that f starts with in the middle of the inputs.
+
+    Example:
+        >>> from gpytorch_tkrr import anova_kernel
+        >>> kernel = anova_kernel(2, half_range=3.0)
+        >>> kernel.base_kernel.kernels[1].kernels[2].base_kernel.lengthscale.item()
+        1.5
+    """
+    centers = torch.as_tensor(center, dtype=torch.float64).expand(num_dims).tolist()
+    half_ranges = torch.as_tensor(half_range, dtype=torch.float64).expand(num_dims).tolist()
+    share = min(0.5, 2.0 / num_dims)  # of the linear and of the smooth function, beside a constant of 1
+    factors: list[Kernel] = []
+    for d, (middle, half) in enumerate(zip(centers, half_ranges, strict=True)):
+        half = half if half > 0 else 1.0
+        constant = ConstantKernel(active_dims=(d,))
+        constant.constant = torch.tensor(1.0)
+        linear = CenteredLinearKernel(middle, active_dims=(d,))
+        linear.variance = share / half**2
+        smooth = ScaleKernel(RBFKernel(active_dims=(d,)))
+        smooth.outputscale, smooth.base_kernel.lengthscale = share, half / 2
+        factors.append(AdditiveKernel(constant, linear, smooth))
+    kernel = ScaleKernel(ProductKernel(*factors) if num_dims > 1 else factors[0])
+    kernel.outputscale = outputscale / (1 + share) ** num_dims
+    return kernel

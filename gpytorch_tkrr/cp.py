@@ -1,0 +1,168 @@
+r"""Weights in canonical polyadic (CP) form: pure algebra that knows neither data nor kernels.
+
+A rank-R weight tensor is :math:`W = \sum_r s_r \, w_{1r} \otimes \cdots \otimes w_{Dr}`. The columns are kept at a norm
+of the caller's choice and their scales apart, as logarithms: products over 100 modes neither overflow nor vanish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: Exponents are clamped to this: exp of twice it is still a finite float64.
+MAX_EXPONENT = 340.0
+
+
+@dataclass
+class CPWeights:
+    r"""
+    D factors with the scales of their columns apart: :math:`w_{dr} = e^{\ell_{dr}} \hat w_{dr}`.
+
+    :param factors: D tensors :math:`\hat w_d` of shape `(R, M_d)`, float64.
+    :param log_scales: :math:`\ell`, `(D, R)`; minus infinity for a column that is zero.
+    """
+
+    factors: list[Tensor]
+    log_scales: Tensor
+
+    @classmethod
+    def from_factors(cls, factors: Sequence[Tensor]) -> CPWeights:
+        """
+        Weights from plain factors.
+
+        :param factors: D tensors `(R, M_d)`.
+        """
+        factors = [factor.detach().double().clone() for factor in factors]
+        return cls(factors, torch.zeros(len(factors), factors[0].shape[0], dtype=torch.float64, device=factors[0].device))
+
+    @property
+    def num_dims(self) -> int:
+        """D, the number of modes."""
+        return len(self.factors)
+
+    @property
+    def rank(self) -> int:
+        """R, the number of components."""
+        return self.factors[0].shape[0]
+
+    def log_scale(self) -> Tensor:
+        """Logarithm of each component's scale over all modes, `(R,)`."""
+        return self.log_scales.sum(0)
+
+    def log_scale_but(self, d: int) -> Tensor:
+        """
+        Logarithm of each component's scale over all modes but one, `(R,)`.
+
+        :param d: The mode left out.
+        """
+        rest = torch.cat([self.log_scales[:d], self.log_scales[d + 1 :]])
+        return rest.sum(0)
+
+    def rescale(self, d: int, norms: Tensor) -> None:
+        """
+        Divide the columns of a factor by given norms and move these to the scales. Zero norms leave a column alone.
+
+        :param d: The mode.
+        :param norms: `(R,)`.
+        """
+        positive = norms > 0
+        norms = torch.where(positive, norms, torch.ones_like(norms))
+        self.factors[d] = self.factors[d] / norms.unsqueeze(-1)
+        self.log_scales[d] = self.log_scales[d] + norms.log()
+
+    def replace(self, d: int, factor: Tensor, norms: Tensor) -> None:
+        r"""
+        Set one mode to `factor`, given with the scales of all other modes multiplied in.
+
+        A zero column keeps its old direction at scale zero, so that later updates of other modes can revive it.
+
+        :param d: The mode.
+        :param factor: :math:`e^{\sum_{k \ne d} \ell_{kr}} w_{dr}`, `(R, M_d)`.
+        :param norms: Norms of its columns, `(R,)`: the new factor has unit columns in this norm.
+        """
+        alive = norms > 0
+        safe = torch.where(alive, norms, torch.ones_like(norms))
+        self.factors[d] = torch.where(alive.unsqueeze(-1), factor / safe.unsqueeze(-1), self.factors[d])
+        rest = self.log_scale_but(d)
+        dead = ~alive | torch.isinf(rest)  # where the rest is zero its scale is free: start it again at one
+        self.log_scales[:, dead] = 0.0
+        self.log_scales[d] = torch.where(alive, safe.log() - self.log_scale_but(d), -torch.inf)
+
+    def scaled_factor(self, d: int) -> Tensor:
+        """
+        One factor with the scales of all modes multiplied in, `(R, M_d)`.
+
+        :param d: The mode.
+        """
+        return clamped_exp(self.log_scale()).unsqueeze(-1) * self.factors[d]
+
+    def balanced(self) -> list[Tensor]:
+        """Plain factors `(R, M_d)`, every component spread evenly over the modes."""
+        norms = torch.stack([factor.norm(dim=-1) for factor in self.factors])  # (D, R)
+        safe = torch.where(norms > 0, norms, torch.ones_like(norms))
+        share = (self.log_scale() + safe.log().sum(0)) / self.num_dims  # (R,)
+        size = torch.where((norms > 0).all(0), clamped_exp(share), torch.zeros_like(share))
+        return [factor / safe[d].unsqueeze(-1) * size.unsqueeze(-1) for d, factor in enumerate(self.factors)]
+
+    def clone(self) -> CPWeights:
+        """An independent copy."""
+        return CPWeights([factor.clone() for factor in self.factors], self.log_scales.clone())
+
+
+def clamped_exp(exponent: Tensor) -> Tensor:
+    """
+    The exponential, kept finite: minus infinity gives zero, large exponents a large number.
+
+    :param exponent: Any shape.
+    """
+    return exponent.clamp(max=MAX_EXPONENT).exp()
+
+
+def gram_but(weights: CPWeights, d: int) -> tuple[Tensor, Tensor]:
+    r"""
+    :math:`\prod_{k \ne d} \hat w_{kr}^\top \hat w_{ks}` as a correlation matrix and logarithmic norms.
+
+    :param weights: The weights.
+    :param d: The mode left out; a number outside of `0 ... D - 1` leaves out none.
+    :return: Correlations `(R, R)` with unit diagonal and :math:`\sum_{k \ne d} \log \|\hat w_{kr}\|`, `(R,)`.
+    """
+    rank, device = weights.rank, weights.log_scales.device
+    correlation = torch.ones(rank, rank, dtype=torch.float64, device=device)
+    log_norm = torch.zeros(rank, dtype=torch.float64, device=device)
+    for k, factor in enumerate(weights.factors):
+        if k != d:
+            norm = factor.norm(dim=-1)
+            unit = factor / torch.where(norm > 0, norm, torch.ones_like(norm)).unsqueeze(-1)
+            correlation = correlation * (unit @ unit.mT)
+            log_norm = log_norm + norm.log()
+    return correlation, log_norm
+
+
+def squared_norm(weights: CPWeights) -> Tensor:
+    r"""
+    :math:`\|W\|_F^2`, a scalar.
+
+    :param weights: The weights.
+    """
+    correlation, log_norm = gram_but(weights, -1)
+    size = clamped_exp(log_norm + weights.log_scale())
+    return size @ correlation @ size
+
+
+def all_products_but_one(projections: Sequence[Tensor]) -> list[Tensor]:
+    """
+    For each tensor the elementwise product of all others, by prefix and suffix products: no division, O(D).
+
+    :param projections: D tensors of one shape.
+    """
+    suffixes = [torch.ones_like(projections[0])]
+    for projection in reversed(projections[1:]):
+        suffixes.append(suffixes[-1] * projection)
+    prefix, products = torch.ones_like(projections[0]), []
+    for projection, suffix in zip(projections, reversed(suffixes), strict=True):
+        products.append(prefix * suffix)
+        prefix = prefix * projection
+    return products

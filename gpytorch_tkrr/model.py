@@ -1,0 +1,524 @@
+"""The CP-weight model as a GPyTorch model."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import BernoulliLikelihood, Likelihood
+from gpytorch.means import ConstantMean, Mean
+from gpytorch.models import GP
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from .anova import anova_kernel
+from .domain import Domain, as_inputs
+from .errors import (
+    ApproximationWarning,
+    DomainError,
+    InputError,
+    NotFittedError,
+    OutOfDomainWarning,
+    SeparableKernelWarning,
+    SizeError,
+    StalePosteriorWarning,
+)
+from .laplace import LaplacePosterior, laplace_blocks
+from .modes import Mode, SeparableKernel, SpectralTerm, separate
+from .penalty import FrobeniusPenalty, Penalty
+from .posterior import Posterior, PosteriorCovariance
+from .source import TensorSource, TrainingData, as_source
+from .sums import Design
+
+#: Missing prior variance is tolerated up to this fraction of it.
+MAX_MISSING = 0.05
+
+#: Posteriors that can be restored from a `state_dict`, by their kind.
+POSTERIORS: dict[str, Any] = {LaplacePosterior.kind: LaplacePosterior}
+
+
+class TKRR(GP):
+    r"""
+    Tensor kernel ridge regression: a Gaussian process whose weights on a product basis are a low-rank CP tensor,
+
+    .. math:: f(x) = m(x) + \sum_{r=1}^R \prod_{d=1}^D z_d(x_d)^\top w_{dr}, \qquad z_d = \sqrt{v_d(\theta)}\, \phi_d.
+
+    It is used like an :class:`~gpytorch.models.ExactGP`. In train mode a call returns the prior, in eval mode the
+    posterior, once the model has been fitted by :func:`~gpytorch_tkrr.fit_als`. Inputs and targets may have any units.
+
+    :param train_x: Training inputs `(N, D)`, or `(N,)` for one dimension; None for a model without data.
+    :param train_y: Training targets `(N,)`; None for a model without data.
+    :param likelihood: A GPyTorch likelihood. With a BernoulliLikelihood the targets are classes {0, 1} or {-1, +1}, taken
+        as numbers -1 and +1.
+    :param kernel: A separable kernel, stored as `covar_module`; by default :func:`~gpytorch_tkrr.anova_kernel`.
+    :param rank: R, the number of components.
+    :param num_basis: Number of sines, for all dimensions or for each.
+    :param domain: The box. By default it is chosen from the data and the kernel's lengthscales, once.
+    :param mean_module: The mean; by default a ConstantMean that a fit sets to the mean of the targets.
+
+    Example:
+        >>> import torch, gpytorch
+        >>> import gpytorch_tkrr as tkrr
+        >>> x = torch.rand(200, 2, dtype=torch.float64)
+        >>> y = torch.sin(6 * x[:, 0]) * x[:, 1]
+        >>> likelihood = gpytorch.likelihoods.GaussianLikelihood()
+        >>> likelihood.noise = 1e-3
+        >>> model = tkrr.TKRR(x, y, likelihood, rank=4)
+        >>> result = tkrr.fit_als(model, seed=0)
+        >>> prediction = likelihood(model.eval()(x))
+        >>> bool((prediction.mean - y).abs().max() < 0.1)
+        True
+
+    Reference: Wesel & Batselier (2021), *Large-scale learning with Fourier features and tensor decompositions*.
+    """
+
+    def __init__(
+        self,
+        train_x: Tensor | None,
+        train_y: Tensor | None,
+        likelihood: Likelihood,
+        *,
+        kernel: Kernel | None = None,
+        rank: int = 10,
+        num_basis: int | Sequence[int] = 20,
+        domain: Domain | None = None,
+        mean_module: Mean | None = None,
+    ):
+        super().__init__()
+        if not isinstance(likelihood, Likelihood):
+            raise InputError(f"likelihood must be a gpytorch Likelihood; got {type(likelihood).__name__}.")
+        if rank < 1:
+            raise SizeError(f"rank must be at least 1; got {rank}.")
+        if (train_x is None) != (train_y is None):
+            raise InputError("Give both train_x and train_y, or neither.")
+        self.likelihood = likelihood
+        self.rank = int(rank)
+        self.num_basis = num_basis
+        self.mean_module = ConstantMean() if mean_module is None else mean_module
+        self.fits_mean = mean_module is None
+        self.covar_module = kernel
+        self.domain = domain
+        self.train_inputs: tuple[Tensor, ...] | None = None
+        self.train_targets: Tensor | None = None
+        self.is_stale = False
+        self._posterior: Any = None
+        self._penalty: Penalty = FrobeniusPenalty()
+        if train_x is not None and train_y is not None:
+            self.train_inputs, self.train_targets = _checked(train_x, train_y)
+            self._choose(TrainingData(self._source(), targets=self._label_map()))
+            self.mean_module.to(self.train_inputs[0])
+        elif self.covar_module is not None and self.domain is not None and self._known_num_dims() is not None:
+            self._announce()
+
+    # What the model is made of
+
+    def _known_num_dims(self) -> int | None:
+        if self.domain is not None and self.domain.num_dims is not None:
+            return self.domain.num_dims
+        return None if self.train_inputs is None else self.train_inputs[0].shape[-1]
+
+    @property
+    def num_dims(self) -> int:
+        """D, the number of input dimensions."""
+        num_dims = self._known_num_dims()
+        if num_dims is None:
+            raise NotFittedError(
+                "The number of input dimensions is not known yet. Give training data or a Domain with one entry per "
+                "dimension, or load a state_dict."
+            )
+        return num_dims
+
+    def separate(self) -> SeparableKernel:
+        """The kernel, read mode by mode at its current hyperparameters."""
+        num_dims = self.num_dims
+        assert self.covar_module is not None and self.domain is not None
+        return separate(self.covar_module, self.domain, self.num_basis, num_dims)
+
+    def _choose(self, training: TrainingData) -> None:
+        """Kernel and box from the data, where none were given."""
+        summary = training.summary
+        half_range = (summary.upper - summary.lower) / 2
+        if self.covar_module is None:
+            kernel = anova_kernel(
+                summary.num_dims,
+                center=(summary.upper + summary.lower) / 2,
+                half_range=half_range,
+                outputscale=summary.variance or 1.0,
+            )
+            self.covar_module = kernel.to(summary.lower.device)
+            if self.train_inputs is not None:
+                self.covar_module.to(self.train_inputs[0].dtype)
+        if self.domain is None:
+            self.domain = _choose_domain(self.covar_module, summary.lower, summary.upper, self.num_basis)
+        self._check_inside(summary.lower, summary.upper)
+        self._announce()
+        self._warn_if_missing(summary.lower, summary.upper)
+
+    def _announce(self) -> None:
+        """Check the kernel tree; say once where it is not taken literally."""
+        for path in self.separate().radial:
+            warnings.warn(
+                f"{path} is not a product over input dimensions; the model uses the product of its one-dimensional kernels.",
+                SeparableKernelWarning,
+                stacklevel=4,
+            )
+
+    def _check_inside(self, lower: Tensor, upper: Tensor) -> None:
+        assert self.domain is not None
+        inside = self.domain.contains(torch.stack([lower, upper])).all(0)
+        if not inside.all():
+            outside = (~inside).nonzero().flatten().tolist()
+            raise DomainError(
+                f"Training inputs lie outside of the domain in dimensions {outside}. Use a larger Domain: the basis cannot "
+                "represent functions there."
+            )
+
+    def _warn_if_missing(self, lower: Tensor, upper: Tensor) -> None:
+        """Say so if the basis represents the kernel poorly over the range of the data."""
+        fraction = torch.linspace(0, 1, 33, dtype=torch.float64, device=lower.device)
+        with torch.no_grad():
+            modes = self.separate().modes
+            missing = []
+            for d, mode in enumerate(modes):
+                grid = lower[d] + fraction * (upper[d] - lower[d])
+                missing.append(float((1 - mode.represented_variance(grid) / mode.prior_variance(grid)).mean()))
+        poor = [d for d, value in enumerate(missing) if value > MAX_MISSING]
+        if poor:
+            worst = max(poor, key=lambda d: missing[d])
+            warnings.warn(
+                f"The basis represents only {1 - missing[worst]:.0%} of the kernel's variance in input dimension {worst} "
+                f"(poor in dimensions {poor}): the lengthscale is too long for the box, or too short for num_basis="
+                f"{self.num_basis}. Set the lengthscale to suit the data, enlarge the Domain, or increase num_basis.",
+                ApproximationWarning,
+                stacklevel=4,
+            )
+
+    # Data
+
+    def _source(self) -> TensorSource:
+        assert self.train_inputs is not None and self.train_targets is not None
+        weight = None
+        noise = getattr(self.likelihood, "noise", None)
+        if isinstance(noise, Tensor) and noise.shape == self.train_targets.shape and noise.numel() > 1:
+            weight = noise.detach().double().mean() / noise.detach().double()  # noise that differs between rows
+        return TensorSource(self.train_inputs[0], self.train_targets, weight)
+
+    def _label_map(self) -> Any:
+        return as_signs if isinstance(self.likelihood, BernoulliLikelihood) else None
+
+    def training_data(self, data: Any = None) -> TrainingData:
+        """
+        The data of a fit, checked, with the mean removed and scaled; also sets the default mean.
+
+        :param data: As for :func:`~gpytorch_tkrr.fit_als`.
+        """
+        if data is None and self.train_inputs is None:
+            raise InputError("The model holds no training data. Pass data=(x, y), or call set_train_data first.")
+        training = TrainingData(self._source() if data is None else as_source(data), targets=self._label_map())
+        known = self._known_num_dims()
+        if known is not None and training.summary.num_dims != known:
+            raise InputError(f"The data have {training.summary.num_dims} input dimensions; the model has {known}.")
+        if self.covar_module is None or self.domain is None:
+            self._choose(training)
+        else:
+            self._check_inside(training.summary.lower, training.summary.upper)
+        if self.domain is not None and self.domain.num_dims is None:
+            self.domain = Domain(*self.domain.sides(training.summary.num_dims))
+        if self.fits_mean:
+            self.mean_module.initialize(constant=training.summary.mean)
+        training.mean = self._mean
+        scale = math.sqrt(training.summary.variance)
+        training.scale = scale if scale > 1e-12 * abs(training.summary.mean) and scale > 0 else 1.0
+        return training
+
+    @torch.no_grad()
+    def _mean(self, x: Tensor) -> Tensor:
+        parameter = next(self.mean_module.parameters(), x)
+        return self.mean_module(x.to(parameter.dtype)).double()
+
+    def set_train_data(
+        self, inputs: Tensor | Sequence[Tensor] | None = None, targets: Tensor | None = None, strict: bool = True
+    ) -> None:
+        """
+        Replace the training data. A posterior that the model holds is then stale: fit again.
+
+        :param inputs: New inputs `(N, D)`.
+        :param targets: New targets `(N,)`.
+        :param strict: Whether shape, dtype and device must be those of the old data.
+        """
+        old_x = self.train_inputs[0] if self.train_inputs is not None else None
+        x = old_x if inputs is None else inputs if isinstance(inputs, Tensor) else inputs[0]
+        y = self.train_targets if targets is None else targets
+        if x is None or y is None:
+            raise InputError("Give both inputs and targets.")
+        (x,), y = _checked(x, y)
+        for name, old, new in (("inputs", old_x, x), ("targets", self.train_targets, y)):
+            if strict and old is not None and (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
+                raise RuntimeError(
+                    f"Cannot modify shape, dtype or device of {name} (expected {tuple(old.shape)}, {old.dtype}, {old.device}; "
+                    f"found {tuple(new.shape)}, {new.dtype}, {new.device}). Pass strict=False."
+                )
+        if self.domain is not None:
+            rows = as_inputs(x)
+            self._check_inside(rows.amin(0), rows.amax(0))
+        self.train_inputs, self.train_targets = (x,), y
+        if self.domain is None or self.covar_module is None:
+            self._choose(TrainingData(self._source(), targets=self._label_map()))
+        if self.is_fitted and not self.is_stale:
+            self.is_stale = True
+            warnings.warn(
+                "The training data of a fitted model were replaced: its posterior is that of the old data until the next fit.",
+                StalePosteriorWarning,
+                stacklevel=2,
+            )
+
+    def append_train_data(self, x: Tensor, y: Tensor) -> None:
+        """
+        Add rows to the training data; see `new_rows` of :func:`~gpytorch_tkrr.fit_als`.
+
+        :param x: Inputs `(n, D)`.
+        :param y: Targets `(n,)`.
+        """
+        (x,), y = _checked(x, y)
+        if self.train_inputs is not None and self.train_targets is not None:
+            x = torch.cat([self.train_inputs[0], x.to(self.train_inputs[0])])
+            y = torch.cat([self.train_targets, y.to(self.train_targets)])
+        if self.domain is not None:
+            rows = as_inputs(x)
+            self._check_inside(rows.amin(0), rows.amax(0))
+        self.train_inputs, self.train_targets = (x,), y
+
+    # Noise and posterior
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether the likelihood has a noise variance."""
+        return hasattr(self.likelihood, "noise")
+
+    def noise(self) -> Tensor:
+        """The noise variance, a float64 scalar, differentiable; 1 for a likelihood without one."""
+        if not self.has_noise:
+            return torch.ones((), dtype=torch.float64, device=next(self.parameters()).device)
+        return self.likelihood.noise.double().mean()
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether there is a posterior."""
+        return self._posterior is not None
+
+    @property
+    def posterior(self) -> Any:
+        """The posterior over the weights; :class:`NotFittedError` before a fit."""
+        if self._posterior is None:
+            raise NotFittedError("The model has not been fitted. Call gpytorch_tkrr.fit_als(model) first.")
+        return self._posterior
+
+    def set_posterior(self, posterior: Posterior, penalty: Penalty | None = None) -> None:
+        """
+        Hand the model a posterior; done by the fit functions.
+
+        :param posterior: The posterior.
+        :param penalty: The penalty it was fitted with, where there is one.
+        """
+        self._posterior = posterior
+        self._penalty = penalty if penalty is not None else self._penalty
+        self._posterior.bases = [mode.basis for mode in self.separate().modes]
+        self.is_stale = False
+
+    @property
+    def factors(self) -> list[Tensor]:
+        r"""
+        D tensors `(M_d, R)`: weights of :math:`z = \sqrt v \phi`, the outermost output scale left out of v, every component
+        spread evenly over the dimensions.
+        """
+        return [factor.mT for factor in self.posterior.weights.balanced()]
+
+    @torch.no_grad()
+    def compute_covariance(self, *, data: Any = None, memory: int = 2 << 30) -> None:
+        """
+        Compute the posterior covariance around the present weights, in one more pass over the data.
+
+        :param data: As for :func:`~gpytorch_tkrr.fit_als`; by default the training data.
+        :param memory: As for :func:`~gpytorch_tkrr.fit_als`.
+        """
+        posterior = self.posterior
+        training = self.training_data(data)
+        separable = self.separate()
+        design = Design(training, [mode.basis for mode in separable.modes], memory=memory)
+        weights = posterior.weights.clone()
+        weights.log_scales -= math.log(training.scale) / weights.num_dims
+        noise, outputscale = self.noise() / training.scale**2, separable.outputscale() / training.scale**2
+        strength = self._penalty.strength_for(noise, outputscale, weights)
+        posterior.blocks, _ = laplace_blocks(design, weights, posterior.variances, self._penalty, strength)
+
+    # Calls
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """
+        The prior, lazily.
+
+        :param x: Inputs `(..., n, D)`.
+        """
+        assert self.covar_module is not None
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    def __call__(self, x: Tensor, **kwargs: Any) -> MultivariateNormal:
+        x = x.unsqueeze(-1) if x.dim() == 1 else x
+        if self.covar_module is None:
+            raise NotFittedError("The model has neither kernel nor data. Give one of them, or load a state_dict.")
+        if x.shape[-1] != self.num_dims:
+            raise InputError(f"Inputs must have {self.num_dims} columns; got shape {tuple(x.shape)}.")
+        if self.training:
+            return self.forward(x)
+        if not torch.isfinite(x).all():
+            raise InputError("The test inputs hold NaN or infinite values.")
+        posterior = self.posterior
+        mean = self.mean_module(x) + posterior.mean(x).to(x.dtype)
+        covariance = PosteriorCovariance(x, posterior=posterior, out_dtype=x.dtype)
+        missing = self._missing_variance(x)
+        if missing is not None:
+            covariance = covariance + DiagLinearOperator(missing.to(x.dtype))
+        return MultivariateNormal(mean.to(x.dtype), covariance)
+
+    def _missing_variance(self, x: Tensor) -> Tensor | None:
+        """Prior variance that the basis does not represent at x, `(..., n)`, where that is more than a little."""
+        separable = self.separate()
+        exact, represented, short = [], [], []
+        for d, mode in enumerate(separable.modes):
+            exact.append(mode.prior_variance(x[..., d]).detach())
+            represented.append(torch.minimum(_represented(mode, x[..., d]), exact[-1]))
+            short.append(represented[-1] < (1 - MAX_MISSING) * exact[-1])
+        total = torch.stack(exact).log().sum(0).exp()
+        kept = torch.stack(represented).prod(0)
+        poor = kept < (1 - MAX_MISSING) * total
+        if not poor.any():
+            return None
+        dims = [d for d, flags in enumerate(short) if (flags & poor).any()] or list(range(len(short)))
+        warnings.warn(
+            f"The basis represents less than {1 - MAX_MISSING:.0%} of the prior variance at {int(poor.sum())} of "
+            f"{poor.numel()} points, because of input dimensions {dims}: they lie near or outside the edge of the domain, or "
+            "the lengthscale does not suit the box. The missing part is added as independent variance.",
+            OutOfDomainWarning,
+            stacklevel=3,
+        )
+        return torch.where(poor, separable.outputscale().detach() * (total - kept), torch.zeros_like(total))
+
+    # State
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The posterior, for `state_dict`."""
+        state: dict[str, Any] = {"stale": self.is_stale}
+        if self._posterior is not None:
+            state["posterior"] = self._posterior.state()
+            strength = getattr(self._penalty, "strength", None)
+            state["penalty"] = (type(self._penalty).__name__, strength)
+        return state
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """
+        Restore the posterior from a `state_dict`.
+
+        :param state: As returned by :meth:`get_extra_state`.
+        """
+        self.is_stale = state["stale"]
+        self._posterior = None
+        if "posterior" in state:
+            posterior = POSTERIORS[state["posterior"]["kind"]].from_state(state["posterior"])
+            self.rank = posterior.weights.rank
+            name, strength = state["penalty"]
+            penalties = {cls.__name__: cls for cls in Penalty.__subclasses__() + FrobeniusPenalty.__mro__[1].__subclasses__()}
+            penalty = penalties[name]() if strength is None else penalties[name](strength)
+            stale = self.is_stale
+            self.set_posterior(posterior.to(next(self.parameters()).device), penalty)
+            self.is_stale = stale
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, **kwargs: Any) -> Any:
+        """
+        Load parameters, box and posterior; a model made without data takes its box, and its default kernel, from there.
+
+        :param state_dict: As returned by :meth:`state_dict`.
+        :param strict: Whether all keys must match.
+        """
+        if "domain.center" in state_dict:
+            center, half_width = state_dict["domain.center"], state_dict["domain.half_width"]
+            if self.domain is None or self.domain.center.shape != center.shape:
+                self.domain = Domain(center, half_width)
+            if self.covar_module is None:
+                self.covar_module = anova_kernel(center.numel()).to(center.dtype)
+        return super().load_state_dict(state_dict, strict=strict, **kwargs)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> TKRR:
+        super()._apply(fn, recurse)
+        if self.train_inputs is not None and self.train_targets is not None:
+            self.train_inputs = tuple(fn(x) for x in self.train_inputs)
+            self.train_targets = fn(self.train_targets)
+        if self._posterior is not None and self.domain is not None:
+            stale = self.is_stale
+            self.set_posterior(self._posterior.to(self.domain.center.device))
+            self.is_stale = stale
+        return self
+
+
+def as_signs(y: Tensor) -> Tensor:
+    """
+    Class labels {0, 1} or {-1, +1} as numbers -1 and +1.
+
+    :param y: Labels `(N,)`.
+    """
+    y = y.double()
+    if ((y == 0) | (y == 1)).all():
+        return 2 * y - 1
+    if ((y == -1) | (y == 1)).all():
+        return y
+    raise InputError(f"With a BernoulliLikelihood targets must be 0 and 1, or -1 and +1; got {y.unique()[:5].tolist()}.")
+
+
+def _checked(x: Tensor, y: Tensor) -> tuple[tuple[Tensor], Tensor]:
+    as_inputs(x)
+    x = x.unsqueeze(-1) if x.dim() == 1 else x
+    if not isinstance(y, Tensor) or x.dim() != 2 or y.shape not in (x.shape[:1], (x.shape[0], 1)):
+        raise InputError(
+            f"Inputs must have shape (N, D) and targets (N,); got {tuple(x.shape)} and {tuple(getattr(y, 'shape', ()))}."
+        )
+    y = y.reshape(-1)
+    if not torch.isfinite(y).all():
+        first = int((~torch.isfinite(y)).nonzero()[0, 0])
+        raise InputError(f"The targets hold NaN or infinite values (the first is in row {first}). Drop these rows.")
+    return (x.detach(),), y.detach()
+
+
+def _represented(mode: Mode, x: Tensor) -> Tensor:
+    """:meth:`Mode.represented_variance` at detached variances."""
+    return mode.basis(x).square() @ mode.variances().detach()
+
+
+@torch.no_grad()
+def _choose_domain(kernel: Kernel, lower: Tensor, upper: Tensor, num_basis: int | Sequence[int]) -> Domain:
+    r"""
+    The box: the range of the data plus a margin that makes the sines' images negligible at the edge of the data,
+    :math:`|k(2 (L - S))| \le` 0.01 / D, and that leaves room for lengthscales to be learned.
+    """
+    num_dims = lower.numel()
+    half_range = (upper - lower) / 2
+    unit = torch.where(half_range > 0, half_range, torch.ones_like(half_range))
+    modes = separate(kernel, Domain((lower + upper) / 2, unit), num_basis, num_dims).modes
+    margins = [
+        max([float(unit[d]), *(_margin(term, float(unit[d]), 0.01 / num_dims) for term in mode.spectral_terms())])
+        for d, mode in enumerate(modes)
+    ]
+    return Domain((lower + upper) / 2, half_range + torch.tensor(margins, dtype=torch.float64, device=lower.device))
+
+
+def _margin(term: SpectralTerm, unit: float, tol: float) -> float:
+    """The smallest margin beyond which twice the lag leaves no correlation, up to 100 half ranges."""
+    lags = unit * torch.logspace(-2, 2, 400, dtype=torch.float64, device=term.basis.center.device)
+    large = (term.covariance(2 * lags).abs() > tol).nonzero()
+    return float(lags[min(int(large[-1]) + 1, len(lags) - 1)]) if large.numel() else float(lags[0])
