@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -222,21 +222,16 @@ class HilbertKernel(Kernel):
     def prediction_strategy(
         self, train_inputs: Any, train_prior_dist: MultivariateNormal, train_labels: Tensor, likelihood: Any
     ) -> DefaultPredictionStrategy:
-        def evaluate() -> LinearOperator:
-            covariance = train_prior_dist.lazy_covariance_matrix
-            clear_cache_hook(covariance)  # a graph that a backward pass has freed must not be used again
-            with self._as_training():
-                return covariance.evaluate_kernel()
-
+        evaluate = partial(self._evaluate_as_training, train_prior_dist.lazy_covariance_matrix)
         return HilbertPredictionStrategy(train_inputs, train_prior_dist, train_labels, likelihood, evaluate)
 
-    @contextmanager
-    def _as_training(self) -> Iterator[None]:
-        """Inputs that are evaluated in this context are training data, whatever mode the model is in."""
+    def _evaluate_as_training(self, covariance: LinearOperator) -> LinearOperator:
+        """The covariance of training data, whatever mode the model is in."""
+        clear_cache_hook(covariance)  # a graph that a backward pass has freed must not be used again
         mode = self.training
         self.training = True
         try:
-            yield
+            return covariance.evaluate_kernel()
         finally:
             self.training = mode
 

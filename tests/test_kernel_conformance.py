@@ -1,0 +1,170 @@
+"""GPyTorch's own conformance suites for kernels and models, unedited."""
+
+from __future__ import annotations
+
+import unittest
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import (
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    PolynomialKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+)
+from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
+from gpytorch.test.model_test_case import BaseModelTestCase, VariationalModelTestCase
+
+from gpytorch_tkrr import Domain, HilbertKernel, HyperbolicCross, ReducedRankNormal, TotalDegree
+
+# The suites draw up to ten-dimensional standard normal inputs: what they test is shapes and indexing, not accuracy.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::gpytorch_tkrr.ApproximationWarning"),
+    pytest.mark.filterwarnings("ignore:The input matches the stored training data"),
+]
+_DOMAIN = {"center": 0.0, "half_width": 6.0}  # broadcasts to any number of dimensions
+_NO_BATCH = torch.Size([])
+_BATCH = torch.Size([3])
+
+
+class _KernelCase(BaseKernelTestCase):
+    base: type = RBFKernel
+    index_set = HyperbolicCross(6)
+    num_basis = 6
+
+    def create_base(self, **kwargs):
+        return self.base(**kwargs)
+
+    def create_kernel_no_ard(self, active_dims=None, **kwargs):
+        return HilbertKernel(
+            self.create_base(**kwargs),
+            Domain(**_DOMAIN),
+            self.num_basis,
+            index_set=self.index_set,
+            active_dims=active_dims,
+        )
+
+    def create_kernel_ard(self, num_dims, **kwargs):
+        return self.create_kernel_no_ard(ard_num_dims=num_dims, **kwargs)
+
+
+class TestRBF(_KernelCase, unittest.TestCase):
+    pass
+
+
+class TestMatern(_KernelCase, unittest.TestCase):
+    base = MaternKernel
+    index_set = TotalDegree(12)
+
+
+class TestRationalQuadratic(_KernelCase, unittest.TestCase):
+    def create_base(self, **kwargs):
+        kernel = RQKernel(**kwargs)
+        kernel.alpha = 6.0  # above half of the ten dimensions
+        return kernel
+
+
+class TestPolynomial(_KernelCase, unittest.TestCase):
+    def create_base(self, **kwargs):
+        return PolynomialKernel(power=2, **kwargs)
+
+    def create_kernel_ard(self, num_dims, **kwargs):
+        raise NotImplementedError  # the polynomial kernel has no lengthscales
+
+
+class TestPeriodic(_KernelCase, unittest.TestCase):
+    base = PeriodicKernel
+    num_basis = 2
+
+
+class TestLinear(_KernelCase, unittest.TestCase):
+    base = LinearKernel
+
+
+class TestScaleInside(_KernelCase, unittest.TestCase):
+    def create_base(self, batch_shape=_NO_BATCH, **kwargs):
+        return ScaleKernel(RBFKernel(batch_shape=batch_shape, **kwargs), batch_shape=batch_shape)
+
+
+class TestScaleOutside(_KernelCase, unittest.TestCase):
+    def create_kernel_no_ard(self, batch_shape=_NO_BATCH, **kwargs):
+        kernel = super().create_kernel_no_ard(batch_shape=batch_shape, **kwargs)
+        return ScaleKernel(kernel, batch_shape=batch_shape)
+
+
+class _Exact(gpytorch.models.ExactGP):
+    distribution: type = gpytorch.distributions.MultivariateNormal
+
+    def __init__(self, train_x, train_y, likelihood):
+        super().__init__(train_x, train_y, likelihood)
+        batch_shape = train_x.shape[:-2]
+        self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch_shape)
+        base = ScaleKernel(RBFKernel(batch_shape=batch_shape), batch_shape=batch_shape)
+        self.covar_module = HilbertKernel(base, Domain(**_DOMAIN), 12)
+
+    def forward(self, x):
+        return self.distribution(self.mean_module(x), self.covar_module(x))
+
+
+class _ExactReducedRank(_Exact):
+    distribution = ReducedRankNormal
+
+
+class _ModelCase(BaseModelTestCase):
+    model: type = _Exact
+
+    def create_model(self, train_x, train_y, likelihood):
+        return self.model(train_x, train_y, likelihood)
+
+    def create_test_data(self):
+        return torch.randn(50, 1)
+
+    def create_likelihood_and_labels(self):
+        return gpytorch.likelihoods.GaussianLikelihood(), torch.randn(50)
+
+    def create_batch_test_data(self, batch_shape=_BATCH):
+        return torch.randn(*batch_shape, 50, 1)
+
+    def create_batch_likelihood_and_labels(self, batch_shape=_BATCH):
+        return gpytorch.likelihoods.GaussianLikelihood(batch_shape=batch_shape), torch.randn(*batch_shape, 50)
+
+
+class TestExactModel(_ModelCase, unittest.TestCase):
+    pass
+
+
+class TestExactModelReducedRankNormal(_ModelCase, unittest.TestCase):
+    model = _ExactReducedRank
+
+
+class TestExactModelFixedNoise(_ModelCase, unittest.TestCase):
+    def create_likelihood_and_labels(self):
+        noise = torch.rand(50) + 0.1
+        return gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise, learn_additional_noise=True), torch.randn(50)
+
+
+class _Variational(gpytorch.models.ApproximateGP):
+    def __init__(self, inducing_points):
+        batch_shape = inducing_points.shape[:-2]
+        distribution = gpytorch.variational.CholeskyVariationalDistribution(
+            inducing_points.shape[-2], batch_shape=batch_shape
+        )
+        strategy = gpytorch.variational.VariationalStrategy(
+            self, inducing_points, distribution, learn_inducing_locations=True
+        )
+        super().__init__(strategy)
+        self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch_shape)
+        base = ScaleKernel(RBFKernel(batch_shape=batch_shape), batch_shape=batch_shape)
+        self.covar_module = HilbertKernel(base, Domain(**_DOMAIN), 30)
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class TestVariationalModel(VariationalModelTestCase, _ModelCase, unittest.TestCase):
+    def create_model(self, train_x, train_y, likelihood):
+        return _Variational(train_x[..., :10, :].clone())
