@@ -83,13 +83,8 @@ def main() -> None:
         if isinstance(kernel, tkrr.HilbertKernel):
             functions, error = str(kernel.expansion().num_functions), f"{kernel.approximation_error(x):.3f}"
         name = type(kernel).__name__ if swapped else "exact"
-        print(
-            f"{name:<14}{num_rows:>8}{milliseconds:>11.1f}{rmse:>8.4f}{nlpd:>9.4f}{functions:>11}{error:>14}",
-            flush=True,
-        )
-    print(
-        "\nRMSE and NLPD of 2000 new observations with noise 0.1; kernel error: max |K_approx - K| / k(0) after training"
-    )
+        print(f"{name:<14}{num_rows:>8}{milliseconds:>11.1f}{rmse:>8.4f}{nlpd:>9.4f}{functions:>11}{error:>14}")
+    print("\nRMSE and NLPD of 2000 new observations, noise 0.1; kernel error: max |K_approx - K| / k(0) after training")
 
 
 if __name__ == "__main__":
