@@ -173,9 +173,10 @@ class HilbertLinearOperator(LinearOperator):
 
     @cached(name="root_decomposition")
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
-        # A root with more columns than rows would not fit base samples of the size of the distribution.
-        if self.num_features < self.shape[-1] and method is None:
-            return RootLinearOperator(self._root())
+        # A square root: base samples have the size of the distribution.
+        num_rows = self.shape[-1]
+        if self.num_features <= num_rows and method is None:
+            return RootLinearOperator(torch.nn.functional.pad(self._root(), (0, num_rows - self.num_features)))
         return super().root_decomposition(method=method)
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:

@@ -121,7 +121,8 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
     @cached(name="weight_posterior")
     def _posterior(self, nan_policy: str) -> WeightPosterior:
         low_rank, missing = split_covariance(self._evaluate())
-        noise = _noise(self.likelihood, self.train_prior_dist.loc, low_rank, missing, self.train_inputs)
+        noise = _noise(self.likelihood, self.train_prior_dist.loc, self.train_inputs)
+        noise = noise if missing is None else noise + missing
         residual = (self.train_labels - self.train_prior_dist.loc).double()
         observed = None
         if nan_policy != "ignore" and self.train_labels.isnan().any():
@@ -190,17 +191,16 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         low_rank, missing = split_covariance(full_covariance[..., num_train:, num_train:].evaluate_kernel())
         mean = full_mean[..., num_train:]
         likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
-        noise = _noise(likelihood, mean, low_rank, missing, inputs, **kwargs).expand(mean.shape)
+        noise = _noise(likelihood, full_mean, full_inputs).expand(full_mean.shape)[..., num_train:]
+        noise = noise if missing is None else noise + missing
         residual = (targets - mean).double()
         posterior = self.posterior.condition(low_rank.features.double(), residual, noise)
         prior = self.train_prior_dist.__class__(full_mean, full_covariance)
         return self.__class__(full_inputs, prior, full_targets, likelihood, self._evaluate, posterior)
 
 
-def _noise(
-    likelihood: Any, mean: Tensor, low_rank: HilbertLinearOperator, missing: Tensor | None, inputs: Any, **kwargs: Any
-) -> Tensor:
-    """The likelihood's noise variances and the independent variance, `(..., N)` or `(..., 1)`, float64."""
-    observed = likelihood(MultivariateNormal(mean, low_rank), inputs, **kwargs)
-    noise = observed.lazy_covariance_matrix.evaluate_kernel().noise
-    return noise if missing is None else noise + missing
+def _noise(likelihood: Any, mean: Tensor, inputs: Any) -> Tensor:
+    """The likelihood's noise variances, `(..., N)` or `(..., 1)`, float64: what it adds to a zero covariance."""
+    nothing = HilbertLinearOperator(mean.new_zeros(*mean.shape, 1), mean.new_zeros(*mean.shape[:-1], 1))
+    observed = likelihood(MultivariateNormal(mean, nothing), inputs)
+    return observed.lazy_covariance_matrix.evaluate_kernel().noise

@@ -607,7 +607,7 @@ def test_works_in_an_approximate_process():
         losses.append(loss.item())
     exact = GP(x, y, likelihood, model.covar_module)
     exact.mean_module = model.mean_module
-    bound = -float(ExactMarginalLogLikelihood(likelihood, exact)(exact(x), y))
+    bound = -ExactMarginalLogLikelihood(likelihood, exact)(exact(x), y).item()
     assert bound - 1e-6 < losses[-1] < losses[0] - 0.5  # the bound never passes the marginal likelihood
 
 
