@@ -16,7 +16,7 @@ from torch import Tensor
 from .conditional import Conditional, whitened_precision
 from .cp import CPWeights, clamped_exp
 from .errors import InputError
-from .evidence import FactorData, FactorMoments, HyperparameterStep
+from .evidence import FactorData, FactorEvidence, HyperparameterStep
 from .laplace import LaplacePosterior, laplace_blocks
 from .modes import SeparableKernel
 from .penalty import FrobeniusPenalty, Penalty
@@ -166,7 +166,7 @@ class _Fit:
         self.marginals = self.design.marginals()
         self.total = math.inf  # the objective of zero weights
         self.step = self._hyperparameter_step() if learn_hyperparameters else None
-        self.memory: list[FactorMoments | None] = [None] * self.num_dims
+        self.evidences: dict[int, FactorEvidence] = {}
         self.weights: CPWeights
 
     def noise(self) -> Tensor:
@@ -238,12 +238,16 @@ class _Fit:
         self._refresh(float(sums.square), objective)
         data = _without_model(sums, gram, current * self.variances[d].sqrt())
         self.total = float(data.square)
-        rhs, square, penalty = sums.rhs, float(sums.square), float(self.penalty.value(weights))
-        if self.step is not None and len(objective) >= 2 * self.num_dims - 1:  # not before one plain sweep
-            self._learn(d, data)
-            # Old weights, whitened by new variances, may be huge: start from zero instead.
-            current, rhs, square, penalty = torch.zeros_like(current), data.rhs, self.total, 0.0
+        learn = self.step is not None and len(objective) >= 2 * self.num_dims - 1  # not before one plain sweep
+        if self.step is not None:
+            self._remember(d, sums, current * self.variances[d].sqrt())
+        if learn:
+            self._learn(d)
         strength, form = self.strength(), self.penalty.form(weights, d)
+        rhs, square, penalty = sums.rhs, float(sums.square), float(self.penalty.value(weights))
+        if learn or not square + float(strength) * penalty <= self.total:
+            # Worse than nothing, or whitened by variances that have changed: start from zero, not from huge weights.
+            current, rhs, square, penalty = torch.zeros_like(current), data.rhs, self.total, 0.0
         before = square + float(strength) * penalty
         precision = whitened_precision(gram, self.variances[d], strength * form)
         gradient = (rhs * self.variances[d].sqrt() - strength * form @ current).reshape(-1)
@@ -258,25 +262,28 @@ class _Fit:
         updated.replace(d, factor, self._norms(d, factor))
         self.weights = updated
         objective.append(before - gain)
-        if self.step is not None and self.step.shares(d):
-            noise, prior = self.noise(), strength * form / self.noise()
-            covariance = conditional.covariance() * noise
-            self.memory[d] = FactorMoments.from_conditional(factor, covariance, prior, self.variances[d])
 
     def _refresh(self, square: float, objective: list[float]) -> None:
         """Replace the predicted last objective by the one computed from the residuals."""
         if objective:
             objective[-1] = square + float(self.strength() * self.penalty.value(self.weights))
 
-    def _learn(self, d: int, data: FactorData) -> None:
-        """Improve the hyperparameters by this factor's evidence; all functions stay as they are."""
-        assert self.step is not None
-        form = self.penalty.form(self.weights, d)
+    def _remember(self, d: int, sums: FactorSums, raw: Tensor) -> None:
+        """Keep what the evidence of this factor needs; its sums are small until the Gram matrix is made of them."""
+        weights, form = self.weights, self.penalty.form(self.weights, d)
 
         def prior(noise: Tensor, outputscale: Tensor) -> Tensor:
-            return self.penalty.strength_for(noise, outputscale, self.weights) / noise * form
+            return self.penalty.strength_for(noise, outputscale, weights) / noise * form
 
-        self.step(d, data, prior, self.memory)
+        self.evidences[d] = FactorEvidence(lambda: _without_model(sums, sums.gram(), raw), prior)
+
+    def _learn(self, d: int) -> None:
+        """Improve the hyperparameters by this factor's evidence; all functions stay as they are."""
+        assert self.step is not None
+        sharers = self.step.sharers(d)
+        if len(sharers) > 2 and d not in (sharers[0], sharers[-1]):
+            return  # the sum over many modes is dear: twice per sweep is enough
+        self.step(d, self.evidences)
         for k, mode in enumerate(self.separable.modes):
             new = mode.variances().detach()
             ratio = torch.where(new > 0, (self.variances[k] / new).sqrt(), torch.zeros_like(new))
@@ -313,7 +320,7 @@ def _near_constant(gram: Tensor, mean: Tensor, variances: Tensor, rank: int, gen
     """Whitened weights of functions near 1: the best fit of 1, plus draws from the prior of comparable size."""
     root = variances.sqrt()
     gram, mean = gram * root.unsqueeze(-1) * root, mean * root
-    ridge = 1e-6 * gram.diagonal().mean().clamp(min=1e-300)
+    ridge = START_RIDGE * gram.diagonal().mean().clamp(min=1e-300)
     constant = Conditional(gram + ridge * torch.eye(*gram.shape).to(gram)).solve(mean)  # (M,)
     draws = torch.randn(rank, root.shape[0], dtype=torch.float64, generator=generator).to(root.device)
     sizes = ((draws @ gram) * draws).sum(-1).sqrt()
@@ -321,8 +328,11 @@ def _near_constant(gram: Tensor, mean: Tensor, variances: Tensor, rank: int, gen
     return constant + START_SPREAD * draws
 
 
+#: Ridge of the starting functions' fit to the constant 1, relative to the mean diagonal.
+START_RIDGE = 1e-2
+
 #: Root-mean-square distance of the starting functions from the constant 1.
-START_SPREAD = 0.5
+START_SPREAD = 0.2
 
 
 class _Bar:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, LinearKernel, ProductKernel, RBFKernel, ScaleKernel
+from linear_operator import to_dense
 from torch import Tensor, nn
 
 
@@ -46,7 +47,8 @@ class CenteredLinearKernel(LinearKernel):
         return self.origin.value
 
     def forward(self, x1: Tensor, x2: Tensor, **params: Any) -> Any:
-        return super().forward(x1 - self.center.to(x1), x2 - self.center.to(x2), **params)
+        # Dense, since GPyTorch multiplies low-rank operators only approximately.
+        return to_dense(super().forward(x1 - self.center.to(x1), x2 - self.center.to(x2), **params))
 
 
 def anova_kernel(

@@ -6,13 +6,15 @@ In the raw basis the sums G and b of a factor do not depend on its hyperparamete
     + \tfrac12 c^\top P^{-1} c - \tfrac{N}{2} \log(2 \pi s^2) - \frac{y^\top y}{2 s^2},
     \qquad P = V^{1/2} G V^{1/2} / s^2 + Q \otimes I, \quad c = V^{1/2} b / s^2,
 
-costs :math:`(M R)^3` and no N.
+costs :math:`(M R)^3` and no N. A parameter shared by several modes enters the evidence of each of them: their sum is
+maximised. (The density of the other factors at their present values is no substitute: these are modes, not draws, and
+would hold the parameter where it is.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,43 +65,16 @@ def log_evidence(data: FactorData, variances: Tensor, prior: Tensor, noise: Tens
 
 
 @dataclass
-class FactorMoments:
-    r"""
-    What is remembered of a factor after its update, for hyperparameters that it shares with other modes.
+class FactorEvidence:
+    """
+    The evidence of one factor as a function of hyperparameters.
 
-    Its expected log prior density is
-    :math:`-\tfrac12 \sum_j (R \log v_j + T_j \bar v_j / v_j)` with
-    :math:`T_j = \sum_{rs} Q_{rs} E[w_{rj} w_{sj}]` under the factor's conditional.
-
-    :param energy: T, `(M,)`.
-    :param variances: :math:`\bar v`, the variances at the time of the update, `(M,)`.
-    :param rank: R.
+    :param data: Returns its sums.
+    :param prior: Returns Q for given noise variance and output scale.
     """
 
-    energy: Tensor
-    variances: Tensor
-    rank: int
-
-    @classmethod
-    def from_conditional(cls, weights: Tensor, covariance: Tensor, prior: Tensor, variances: Tensor) -> FactorMoments:
-        """
-        :param weights: Whitened weights `(R, M)`.
-        :param covariance: Of the whitened weights, `(R M, R M)`.
-        :param prior: Q, `(R, R)`.
-        :param variances: v, `(M,)`.
-        """
-        rank, size = weights.shape
-        blocks = covariance.reshape(rank, size, rank, size).diagonal(dim1=1, dim2=3)  # (R, R, M)
-        second = blocks + weights.unsqueeze(1) * weights.unsqueeze(0)
-        return cls(torch.einsum("rs,rsj->j", prior, second), variances, rank)
-
-    def expected_log_prior(self, variances: Tensor) -> Tensor:
-        """
-        :param variances: v at other hyperparameters, `(M,)`.
-        """
-        tiny = torch.finfo(torch.float64).tiny
-        ratio = (self.variances.clamp(min=tiny).log() - variances.clamp(min=tiny).log()).clamp(max=300.0)
-        return -0.5 * (self.energy * ratio.exp() - self.rank * ratio).sum()
+    data: Callable[[], FactorData]
+    prior: Callable[[Tensor, Tensor], Tensor]
 
 
 class HyperparameterStep:
@@ -140,47 +115,39 @@ class HyperparameterStep:
         grads = torch.autograd.grad(value.sum(), self.parameters, allow_unused=True)
         return {i for i, grad in enumerate(grads) if grad is not None}
 
-    def shares(self, d: int) -> bool:
+    def sharers(self, d: int) -> list[int]:
         """
-        Whether a mode has a hyperparameter in common with another one.
+        The modes that have a hyperparameter in common with a mode, itself included.
 
         :param d: The mode.
         """
-        return any(self.users[d] & users for k, users in enumerate(self.users) if k != d)
+        return [k for k, users in enumerate(self.users) if k == d or users & self.users[d]]
 
-    def __call__(
-        self,
-        d: int,
-        data: FactorData,
-        prior: Callable[[Tensor, Tensor], Tensor],
-        memory: Sequence[FactorMoments | None],
-    ) -> None:
+    def __call__(self, d: int, evidences: Mapping[int, FactorEvidence]) -> None:
         """
         Improve the hyperparameters that mode d depends on, in place.
 
         :param d: The mode.
-        :param data: Its sums.
-        :param prior: Q from noise and output scale.
-        :param memory: What is remembered of each mode.
+        :param evidences: The evidence of this mode, and of those it shares hyperparameters with as far as known.
         """
-        numbers = sorted(self.users[d] | self.common)
-        others = [k for k, users in enumerate(self.users) if k != d and users & self.users[d] and memory[k] is not None]
-        chosen = [self.parameters[i] for i in numbers]
+        chosen = [self.parameters[i] for i in sorted(self.users[d] | self.common)]
         if not chosen:
             return
+        terms: list[Callable[[], Tensor]] = [self._log_priors]
+        for k in self.sharers(d):
+            if k in evidences:
+                terms.append(self._term(k, evidences[k]))
+        _maximise(terms, chosen, self.max_iterations)
 
-        def objective() -> Tensor:
-            noise, outputscale = self.noise(), self.outputscale()
-            variances = self.separable.modes[d].variances()
-            value = log_evidence(data, variances, prior(noise, outputscale), noise)
-            value = value - self._barrier(d, variances) * data.count
-            for k in others:
-                moments = memory[k]
-                assert moments is not None
-                value = value + moments.expected_log_prior(self.separable.modes[k].variances())
-            return value + self._log_priors()
+    def _term(self, k: int, evidence: FactorEvidence) -> Callable[[], Tensor]:
+        data = evidence.data()
 
-        _maximise(objective, chosen, self.max_iterations)
+        def term() -> Tensor:
+            noise, variances = self.noise(), self.separable.modes[k].variances()
+            value = log_evidence(data, variances, evidence.prior(noise, self.outputscale()), noise)
+            return value - self._barrier(k, variances) * data.count
+
+        return term
 
     def _barrier(self, d: int, variances: Tensor) -> Tensor:
         """Quadratic in the fraction of prior variance that goes missing beyond what is tolerated."""
@@ -196,8 +163,10 @@ class HyperparameterStep:
         return total
 
 
-def _maximise(objective: Callable[[], Tensor], parameters: Sequence[nn.Parameter], max_iterations: int) -> None:
-    """A few steps of L-BFGS-B, in place; parameters stay as they are where no step improves the objective."""
+def _maximise(
+    terms: Sequence[Callable[[], Tensor]], parameters: Sequence[nn.Parameter], max_iterations: int
+) -> None:
+    """A few steps of L-BFGS-B on a sum, in place; parameters stay as they are where no step improves it."""
     start = [parameter.detach().clone() for parameter in parameters]
     best: tuple[float, list[Tensor]] = (-1e300, start)
 
@@ -211,18 +180,20 @@ def _maximise(objective: Callable[[], Tensor], parameters: Sequence[nn.Parameter
     def negative(flat: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal best
         assign(flat)
-        with torch.enable_grad():
-            value = objective()
-            grads = torch.autograd.grad(value, parameters, allow_unused=True)
-        flat_grads = [
-            (torch.zeros_like(p) if g is None else g).reshape(-1).double() for p, g in zip(parameters, grads, strict=True)
-        ]
-        gradient = torch.cat(flat_grads).cpu().numpy()
-        if not (math.isfinite(float(value)) and np.isfinite(gradient).all()):
+        value, gradient = 0.0, np.zeros_like(flat)
+        for term in terms:  # one graph at a time
+            with torch.enable_grad():
+                summand = term()
+                grads = torch.autograd.grad(summand, parameters, allow_unused=True) if summand.requires_grad else ()
+            value += summand.item()
+            pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=False)]
+            if pieces:
+                gradient = gradient + torch.cat([piece.reshape(-1).double() for piece in pieces]).cpu().numpy()
+        if not (math.isfinite(value) and np.isfinite(gradient).all()):
             return 1e6 - best[0], np.zeros_like(flat)  # far worse, but not so much that the line search gives up
-        if float(value) > best[0]:
-            best = float(value), [parameter.detach().clone() for parameter in parameters]
-        return -float(value), -gradient
+        if value > best[0]:
+            best = value, [parameter.detach().clone() for parameter in parameters]
+        return -value, -gradient
 
     flat = torch.cat([parameter.reshape(-1).double() for parameter in start]).cpu().numpy()
     scipy.optimize.minimize(

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpytorch_tkrr.basis import ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
+from gpytorch_tkrr.source import TensorSource, TrainingData
+from gpytorch_tkrr.sums import Design, DistinctValues
+
+N, R = 700, 3
+BASES = [
+    SineBasis(0.0, 1.2, 8),
+    ConcatenatedBasis(ConstantBasis(), MonomialBasis(1, 0.3), SineBasis(0.0, 1.3, 6)),
+    FourierBasis(0.7, 4),
+    SineBasis(0.0, 1.1, 5),
+]
+
+
+def make_data():
+    x = torch.rand(N, 4, dtype=torch.float64) * 2 - 1
+    x[:, 1] = torch.randint(0, 5, (N,)) / 5  # few distinct values
+    x[:, 3] = 0.2  # constant
+    return x, torch.randn(N, dtype=torch.float64), torch.rand(N, dtype=torch.float64) + 0.1
+
+
+def dense_sums(x, y, weight, d, factors, scale):
+    """Gram matrix, right-hand side and residual square by forming the design."""
+    features = [basis(x[:, k]) for k, basis in enumerate(BASES)]
+    projections = [f @ factor.mT for f, factor in zip(features, factors, strict=True)]
+    p = torch.ones(len(x), R, dtype=torch.float64)
+    for k, projection in enumerate(projections):
+        p = p * projection if k != d else p
+    design = torch.einsum("nr,nm->nrm", p, features[d]).flatten(1)
+    residual = y - (p * projections[d]) @ scale
+    return design.mT @ (weight[:, None] * design), design.mT @ (weight * residual), (weight * residual) @ residual
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 70_000, 0], ids=["kept", "partly kept", "streamed"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("compress", [False, True])
+def test_sums_equal_dense_ones_in_any_order_of_updates(memory, weighted, compress):
+    x, y, weight = make_data()
+    source = TensorSource(x, y, weight if weighted else None, batch_rows=190)
+    design = Design(TrainingData(source), BASES, memory=memory, compress=compress)
+    weight = weight if weighted else torch.ones_like(y)
+    factors = [torch.randn(R, basis.num_functions, dtype=torch.float64) for basis in BASES]
+    scale = torch.rand(R, dtype=torch.float64)
+    for d in [0, 1, 2, 3, 2, 1, 0, 0, 3, 1]:
+        sums = design.sums(d, factors, scale)
+        gram, rhs, square = dense_sums(x, y, weight, d, factors, scale)
+        size = gram.shape[0]
+        torch.testing.assert_close(sums.gram().reshape(size, size), gram, rtol=1e-12, atol=1e-12 * float(gram.abs().max()))
+        torch.testing.assert_close(sums.rhs.flatten(), rhs, rtol=1e-12, atol=1e-12 * float(rhs.abs().max()))
+        torch.testing.assert_close(sums.square, square, rtol=1e-12, atol=0)
+        assert int(sums.count) == N
+        factors[d] = torch.randn_like(factors[d])
+    for factor in factors:
+        factor.normal_()
+    design.reset()
+    gram, _, _ = dense_sums(x, y, weight, 1, factors, scale)
+    torch.testing.assert_close(design.sums(1, factors, scale).gram().flatten(), gram.flatten(), rtol=1e-11, atol=1e-11)
+
+
+def test_marginals():
+    x, y, weight = make_data()
+    marginals = Design(TrainingData(TensorSource(x, y, weight, batch_rows=300)), BASES).marginals()
+    for d, (basis, (gram, mean)) in enumerate(zip(BASES, marginals, strict=True)):
+        features = basis(x[:, d])
+        torch.testing.assert_close(gram, features.mT @ (weight[:, None] * features) / weight.sum())
+        torch.testing.assert_close(mean, weight @ features / weight.sum())
+
+
+def test_sums_of_parts_add_up():
+    x, y, _ = make_data()
+    factors = [torch.randn(R, basis.num_functions, dtype=torch.float64) for basis in BASES]
+    scale = torch.ones(R, dtype=torch.float64)
+
+    def sums(rows):
+        return Design(TrainingData(TensorSource(x[rows], y[rows])), BASES).sums(1, factors, scale)
+
+    parts = sums(slice(0, 100)) + sums(slice(100, N))
+    torch.testing.assert_close(parts.pack(), sums(slice(0, N)).pack(), rtol=1e-10, atol=1e-10)
+
+
+def test_distinct_values():
+    x = torch.randint(0, 7, (500,)).double()
+    distinct = DistinctValues.find(x)
+    assert distinct is not None and distinct.values.tolist() == sorted(set(x.tolist()))
+    left, right = torch.randn(2, 501), torch.randn(3, 501)
+    left[:, -1], right[:, -1] = 0, 0
+    products = distinct.sum_products(left.double(), right.double())
+    for u, value in enumerate(distinct.values):
+        rows = torch.cat([x == value, torch.tensor([False])])
+        torch.testing.assert_close(products[u], left[:, rows].double() @ right[:, rows].double().mT)
+    assert DistinctValues.find(torch.randn(500)) is None
+    assert DistinctValues.find(torch.randn(40_000)) is None
+    many = torch.randint(0, 4000, (40_000,)).double()
+    assert DistinctValues.find(many) is not None
