@@ -97,6 +97,7 @@ class HilbertKernel(Kernel):
             self.expansion(domain.num_dims)  # an unsupported kernel or a size that does not fit is refused here
         self._cached: tuple[list[Tensor], Tensor, GramCache] | None = None
         self._warned: set[type[Warning]] = set()
+        self._accepted_error = SHORTFALL
 
     @classmethod
     def from_tolerance(
@@ -131,7 +132,9 @@ class HilbertKernel(Kernel):
         if active_dims is not None:
             columns = columns[:, list(active_dims)]
         domain, num_basis = choose_basis(base_kernel, columns, tol)
-        return cls(base_kernel, domain.to(columns.device), num_basis, active_dims=active_dims)
+        kernel = cls(base_kernel, domain.to(columns.device), num_basis, active_dims=active_dims)
+        kernel._accepted_error = max(tol, SHORTFALL)
+        return kernel
 
     @property
     def is_stationary(self) -> bool:
@@ -168,7 +171,9 @@ class HilbertKernel(Kernel):
             expansion = self.expansion(x.shape[-1])
             features = expansion.features(x)
             approximate = (features * expansion.variances().unsqueeze(-2)) @ features.mT
-            exact = self.base_kernel(x.to(self.dtype)).to_dense().double()
+            # One column more than rows: for equal inputs some sums of kernels go through an inexact root.
+            columns = torch.cat([x, x[:1]]).to(self.dtype)
+            exact = self.base_kernel(x.to(self.dtype), columns).to_dense()[..., :-1].double()
             scale = exact.diagonal(dim1=-2, dim2=-1).amax(-1)
             return float(((approximate - exact).abs().amax((-2, -1)) / scale).max())
 
@@ -281,7 +286,7 @@ class HilbertKernel(Kernel):
         exact = expansion.prior_variance(x[rows])
         represented = (features[..., rows, :].square() * variances.unsqueeze(-2)).sum(-1)
         error = float(torch.where(exact > 0, (exact - represented).abs() / exact.clamp_min(1e-300), 0.0).max())
-        if error <= SHORTFALL:
+        if error <= self._accepted_error:
             return
         self._warned.add(ApproximationWarning)
         few = any(isinstance(leaf, Sines) and _is_truncated(leaf) for leaf, _ in expansion.leaves())
@@ -296,11 +301,11 @@ class HilbertKernel(Kernel):
         )
 
     def _missing_variance(self, expansion: Expansion, x: Tensor, features: Tensor, variances: Tensor) -> Tensor | None:
-        """Prior variance that the functions do not represent, where it is more than 5 %; `(..., N)`, or None."""
+        """Prior variance that the functions do not represent, where that is a sizeable part; `(..., N)`, or None."""
         represented = (features.square() * variances.unsqueeze(-2)).sum(-1)
         exact = expansion.prior_variance(x)
         missing = exact - represented
-        missing = torch.where(missing > SHORTFALL * exact, missing, torch.zeros_like(missing))
+        missing = torch.where(missing > self._accepted_error * exact, missing, torch.zeros_like(missing))
         short = missing.detach() > 0
         if not short.any():
             return None
@@ -313,7 +318,7 @@ class HilbertKernel(Kernel):
             where = f"near or outside the box in input dimension(s) {dims}" if dims else "inside the box"
             warnings.warn(
                 f"At {len(position)} of {short.numel()} inputs, {where}, the functions of HilbertKernel represent less "
-                f"than {1 - SHORTFALL:.0%} of the prior variance. The missing part is added as independent variance: "
+                f"than {1 - self._accepted_error:.0%} of the prior variance. The missing part is added as independent variance: "
                 f"the mean there tends to the prior mean. The domain is {self.domain}. This is said once per kernel.",
                 OutOfDomainWarning,
                 stacklevel=3,

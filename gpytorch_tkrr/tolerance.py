@@ -1,8 +1,9 @@
 r"""Box and number of functions from an error bound.
 
-Dirichlet ends add an image term: at the edge of the data the error is about :math:`k(2 (L - S))`, with S the data's
-half range. Leaving out the functions beyond M costs at most :math:`\frac1L \sum_{j > M} S(\omega_j)`. Box and number
-are chosen so that each of the two is below half of the tolerance, for each input dimension in turn.
+Dirichlet ends add images: with S the data's half range and L that of the box, the error at the edge of the data is
+about :math:`k(2 (L - S)) + k(2 (L + S))`. Leaving out the functions beyond M costs at most
+:math:`\frac1L \sum_{j > M} S(\omega_j)`. Box and number are chosen so that each of the two is below half of the
+tolerance, for each input dimension in turn.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from .spectral import marginal_density
 MAX_CHOSEN_FUNCTIONS = 4_000
 
 _NUM_LAGS = 4096
-_MAX_SINES = 2**17
-_MAX_LAG_DOUBLINGS = 40
+_MAX_SINES = 2**13
+_MAX_RESCALINGS = 60
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,15 @@ class _Axis:
         return ratio.reshape(-1, len(lag)).abs().amax(0)
 
     def density(self, omega: Tensor) -> Tensor:
-        """:math:`S(w) / k(0)` of the kernel along this axis; the largest of a batch. `(T,)` -> `(T,)`."""
+        """:math:`S(w) / k(0)` of the kernel along this axis. `(T,)` -> `(batch, T)`."""
         total = torch.zeros((), dtype=torch.float64)
         for kernel, columns, kept in self.leaf.terms:
             dim = next(position for position in kept if columns[position] == self.column)
-            total = total + marginal_density(kernel, omega.unsqueeze(-1), (dim,), num_dims=len(columns))
+            pieces = omega.unsqueeze(-1).split(512)  # quadratures and sums of shifts take much memory per frequency
+            densities = [marginal_density(kernel, piece, (dim,), num_dims=len(columns)) for piece in pieces]
+            total = total + torch.cat(densities, dim=-1)
         variance = self.leaf.covariance(omega.new_zeros(1, len(self.leaf.box.columns)))
-        return (total / variance).reshape(-1, len(omega)).amax(0)
+        return (total / variance).reshape(-1, len(omega))
 
 
 def choose_basis(kernel: Kernel, x: Tensor, tol: float) -> tuple[Domain, list[int]]:
@@ -83,8 +86,8 @@ def choose_basis(kernel: Kernel, x: Tensor, tol: float) -> tuple[Domain, list[in
         half_width = torch.where(half_range > 0, 1.5 * half_range, torch.ones_like(half_range))
         bounded = {axis.column for axis in axes}
         for column in bounded:
-            gap = max(_image_gap(axis, float(half_range[column])) for axis in axes if axis.column == column)
-            half_width[column] = half_range[column] + gap / 2
+            sufficient = [_half_width(axis, float(half_range[column])) for axis in axes if axis.column == column]
+            half_width[column] = max(sufficient)
         num_basis = [1] * num_dims
         for axis in axes:
             needed = _num_sines(axis, float(half_width[axis.column]))
@@ -99,7 +102,7 @@ def choose_basis(kernel: Kernel, x: Tensor, tol: float) -> tuple[Domain, list[in
         size = expand_child(kernel, final).num_functions
     if size > MAX_CHOSEN_FUNCTIONS:
         raise SizeError(
-            f"tol={tol:g} needs at least {size} functions ({num_basis} per input dimension), more than "
+            f"tol={tol:g} needs about {size} functions ({num_basis} per input dimension), more than "
             f"{MAX_CHOSEN_FUNCTIONS}. Ask for a larger tol; or choose by hand with HilbertKernel(kernel, domain, "
             "num_basis, index_set=HyperbolicCross(limit)); or use the CP-weight model TKRR, whose size is "
             "linear in the number of dimensions. Rough or heavy-tailed kernels (Matern-1/2, rational quadratic with "
@@ -115,40 +118,54 @@ def _axes(leaves: list[tuple[Expansion, float]], tol: float) -> Iterator[_Axis]:
                 yield _Axis(leaf, position, tol * share / len(leaf.box.columns))
 
 
-def _image_gap(axis: _Axis, half_range: float) -> float:
-    """The smallest lag beyond which |k| stays below half of the axis's tolerance."""
+def _half_width(axis: _Axis, half_range: float) -> float:
+    """The smallest L whose images are together below half of the axis's tolerance."""
     bound = axis.tolerance / 2
-    reach = max(half_range, 1e-3)
-    for _ in range(_MAX_LAG_DOUBLINGS):
+    reach = half_range or 1.0
+    for _ in range(_MAX_RESCALINGS):
         lag = torch.linspace(0, reach, _NUM_LAGS, dtype=torch.float64)
-        large = (axis.covariance(lag) > bound).nonzero()
-        last = int(large[-1, 0]) if len(large) else 0
-        # Done when the second half of the lags stays below the bound; zoom in when the first few decide.
-        if last < _NUM_LAGS // 2:
-            if last >= 64 or reach <= 1e-6:
-                return float(lag[last + 1])
-            reach /= 16
-        else:
+        beyond = axis.covariance(torch.linspace(reach, 64 * reach, _NUM_LAGS, dtype=torch.float64)).max()
+        supremum = axis.covariance(lag).flip(0).cummax(0).values.flip(0).clamp_min(beyond)  # of |k| from each lag on
+        if supremum[_NUM_LAGS // 2] > bound / 2:
             reach *= 2
+            continue
+        shift = min(int(4 * half_range / lag[1]), _NUM_LAGS)  # from 2 (L - S) to 2 (L + S)
+        second = torch.cat([supremum[shift:], beyond.expand(shift)])
+        first = int((supremum + second <= bound).nonzero()[0, 0])
+        if first >= 64:
+            return half_range + float(lag[first]) / 2
+        reach /= 16  # zoom in
     raise UnsupportedKernelError(
-        f"The covariance along input column {axis.column} does not fall below {bound:g} of its value at zero: no box "
+        f"The covariance along input column {axis.column} does not fall below {bound / 2:g} of its value at zero: no box "
         "is large enough. Give the Domain by hand, or use a kernel that decays."
     )
 
 
 def _num_sines(axis: _Axis, half_width: float) -> int:
-    """The smallest M with a truncation error of at most half of the axis's tolerance, or `_MAX_SINES`."""
+    r"""
+    The smallest M with a truncation error of at most half of the axis's tolerance; above `_MAX_SINES` an estimate.
+
+    All variances are found when they add up: :math:`\frac{S(0)}{4 L} + \sum_j \frac{S(\omega_j)}{2 L} = \sum_n k(4 n L)`
+    (Poisson). That catches spectral peaks beyond gaps.
+    """
     spacing = math.pi / (2 * half_width)
-    density = torch.zeros(0, dtype=torch.float64)
-    while True:  # until what lies beyond, a tail that falls like w^-2 or faster, does not matter
-        block = torch.arange(len(density) + 1, max(2 * len(density), 256) + 1, dtype=torch.float64)
-        density = torch.cat([density, axis.density(spacing * block)])
-        beyond = 2 / math.pi * spacing * len(density) * density[-1]
-        if beyond <= 0.01 * axis.tolerance or len(density) >= _MAX_SINES:
+    images = 2 * axis.covariance(4 * half_width * torch.arange(1, 3, dtype=torch.float64)).sum()
+    at_zero = axis.density(torch.zeros(1, dtype=torch.float64)) / (4 * half_width)
+    density = at_zero[:, :0]
+    while True:
+        block = torch.arange(density.shape[-1] + 1, max(2 * density.shape[-1], 256) + 1, dtype=torch.float64)
+        density = torch.cat([density, axis.density(spacing * block)], dim=-1)  # (batch, T)
+        # What lies beyond the last, as if it fell like w^-2.
+        beyond = 2 / math.pi * spacing * density.shape[-1] * density[:, -1:]
+        found = (at_zero + density.sum(-1, keepdim=True) / (2 * half_width)).nan_to_num(posinf=1.0)
+        complete = (beyond <= 0.01 * axis.tolerance) & (found >= 1 - images - 0.1 * axis.tolerance)
+        if complete.all() or density.shape[-1] >= _MAX_SINES:
             break
-    tail = density.flip(0).cumsum(0).flip(0) / half_width + beyond  # tail[m]: functions m + 1, m + 2, ...
-    enough = (torch.cat([tail, beyond.unsqueeze(0)]) <= axis.tolerance / 2).nonzero()
-    return max(int(enough[0, 0]), 1) if len(enough) else _MAX_SINES
+    tail = density.flip(-1).cumsum(-1).flip(-1) / half_width + beyond  # tail[m]: functions m + 1, m + 2, ...
+    enough = (torch.cat([tail, beyond], dim=-1).amax(0) <= axis.tolerance / 2).nonzero()
+    if not len(enough):  # too many to be used; how many, by the same law
+        return math.ceil(density.shape[-1] * float(beyond.max()) / (axis.tolerance / 2))
+    return max(int(enough[0, 0]), 1)
 
 
 def _num_harmonics(concentration: Tensor, budget: float) -> int:
