@@ -5,6 +5,8 @@ evaluated once; their variances come from the user's GPyTorch kernel object and 
 constraint.
 """
 
+from .als import ALSResult, fit_als
+from .anova import CenteredLinearKernel, anova_kernel
 from .distribution import ReducedRankNormal
 from .domain import Domain
 from .draws import FunctionDraws, draw_posterior_functions, draw_prior_functions
@@ -18,22 +20,31 @@ from .errors import (
     OutOfDomainWarning,
     SeparableKernelWarning,
     SizeError,
+    StalePosteriorWarning,
     TKRRError,
     TKRRWarning,
     UnsupportedKernelError,
 )
 from .index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .kernel import HilbertKernel
+from .model import TKRR
+from .penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
 from .spectral import register_spectral_density, spectral_density
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "TKRR",
+    "ALSResult",
     "ApproximationWarning",
+    "CenteredLinearKernel",
+    "ColumnPenalty",
     "ConvergenceWarning",
     "DenseFallbackWarning",
     "Domain",
     "DomainError",
+    "FactorPenalty",
+    "FrobeniusPenalty",
     "FullTensor",
     "FunctionDraws",
     "HilbertKernel",
@@ -42,15 +53,19 @@ __all__ = [
     "InputError",
     "NotFittedError",
     "OutOfDomainWarning",
+    "Penalty",
     "ReducedRankNormal",
     "SeparableKernelWarning",
     "SizeError",
+    "StalePosteriorWarning",
     "TKRRError",
     "TKRRWarning",
     "TotalDegree",
     "UnsupportedKernelError",
+    "anova_kernel",
     "draw_posterior_functions",
     "draw_prior_functions",
+    "fit_als",
     "register_spectral_density",
     "spectral_density",
 ]
