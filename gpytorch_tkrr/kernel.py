@@ -318,8 +318,8 @@ class HilbertKernel(Kernel):
             where = f"near or outside the box in input dimension(s) {dims}" if dims else "inside the box"
             warnings.warn(
                 f"At {len(position)} of {short.numel()} inputs, {where}, the functions of HilbertKernel represent less "
-                f"than {1 - self._accepted_error:.0%} of the prior variance. The missing part is added as independent variance: "
-                f"the mean there tends to the prior mean. The domain is {self.domain}. This is said once per kernel.",
+                f"than {1 - self._accepted_error:.0%} of the prior variance. The missing part is added as independent "
+                f"variance: the mean there tends to the prior mean. The domain is {self.domain}. This is said once per kernel.",
                 OutOfDomainWarning,
                 stacklevel=3,
             )

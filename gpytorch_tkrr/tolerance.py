@@ -136,8 +136,8 @@ def _half_width(axis: _Axis, half_range: float) -> float:
             return half_range + float(lag[first]) / 2
         reach /= 16  # zoom in
     raise UnsupportedKernelError(
-        f"The covariance along input column {axis.column} does not fall below {bound / 2:g} of its value at zero: no box "
-        "is large enough. Give the Domain by hand, or use a kernel that decays."
+        f"The covariance along input column {axis.column} does not fall below {bound / 2:g} of its value at zero: no "
+        "box is large enough. Give the Domain by hand, or use a kernel that decays."
     )
 
 
@@ -145,8 +145,9 @@ def _num_sines(axis: _Axis, half_width: float) -> int:
     r"""
     The smallest M with a truncation error of at most half of the axis's tolerance; above `_MAX_SINES` an estimate.
 
-    All variances are found when they add up: :math:`\frac{S(0)}{4 L} + \sum_j \frac{S(\omega_j)}{2 L} = \sum_n k(4 n L)`
-    (Poisson). That catches spectral peaks beyond gaps.
+    All variances are found when they add up as Poisson's formula says, so that no spectral peak beyond a gap is missed:
+
+    .. math:: \frac{S(0)}{4 L} + \sum_{j \ge 1} \frac{S(\omega_j)}{2 L} = \sum_n k(4 n L).
     """
     spacing = math.pi / (2 * half_width)
     images = 2 * axis.covariance(4 * half_width * torch.arange(1, 3, dtype=torch.float64)).sum()
