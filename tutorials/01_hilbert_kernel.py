@@ -21,6 +21,7 @@
 
 # %%
 import os
+import textwrap
 import time
 import warnings
 
@@ -35,7 +36,7 @@ FAST = bool(os.environ.get("TKRR_TUTORIAL_FAST"))  # small settings, for tests
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 plt.rcParams.update({"figure.dpi": 110, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False})
-EXACT, HILBERT, DATA = "tab:blue", "tab:orange", "0.35"
+EXACT, HILBERT, DRAWS, DATA = "tab:blue", "tab:orange", "saddlebrown", "0.35"
 
 
 # %% [markdown]
@@ -95,22 +96,22 @@ grid = torch.linspace(0, 1, 400)
 with torch.no_grad():
     exact_prediction, hilbert_prediction = exact(grid), hilbert(grid)
     functions = tkrr.draw_posterior_functions(hilbert, 4, generator=torch.Generator().manual_seed(1))
+    draws = functions(grid)  # (4, 400)
+print(f"largest difference of the means: {(exact_prediction.mean - hilbert_prediction.mean).abs().max():.4f}")
 
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")
-    panels = [("exact GP", EXACT, exact_prediction), ("HilbertKernel", HILBERT, hilbert_prediction)]
-    for axis, (title, color, prediction) in zip(axes, panels, strict=True):
-        lower, upper = prediction.confidence_region()
-        axis.fill_between(grid, lower, upper, color=color, alpha=0.2, lw=0, label="mean ± 2 sd of f")
-        axis.plot(grid, prediction.mean, color=color, lw=2)
-        axis.plot(x, y, ".", color=DATA, ms=4, label="data")
-        axis.set(title=title, xlabel="x")
-        axis.legend(loc="lower left")
-    axes[1].plot(grid, functions(grid).T, color="saddlebrown", lw=0.8)
-    axes[0].set_ylabel("y")
-    plt.show()
-
-    difference = (exact_prediction.mean - hilbert_prediction.mean).abs().max()
-print(f"largest difference of the two means: {difference:.4f}")
+# %% tags=["hide-input"]
+figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")
+panels = [("exact GP", EXACT, exact_prediction), ("HilbertKernel", HILBERT, hilbert_prediction)]
+for axis, (title, color, prediction) in zip(axes, panels, strict=True):
+    lower, upper = (bound.detach() for bound in prediction.confidence_region())
+    axis.fill_between(grid, lower, upper, color=color, alpha=0.2, lw=0, label="mean ± 2 sd of f")
+    axis.plot(grid, prediction.mean, color=color, lw=2)
+    axis.plot(x, y, ".", color=DATA, ms=4, label="data")
+    axis.set(title=title, xlabel="x")
+    axis.legend(loc="lower left")
+axes[1].plot(grid, draws.T, color=DRAWS, lw=0.8)
+axes[0].set_ylabel("y")
+plt.show()
 
 # %% [markdown]
 # The small difference has two parts: the approximation of the kernel, and the slightly different hyperparameters that
@@ -126,7 +127,7 @@ for name, parameter in hilbert.named_parameters():
 # `approximation_error(x)` measures $\max |K_\text{approx} - K| / k(0)$ on your inputs. Two things make it:
 #
 # - **the box is too small**: the sines are zero at its ends, and this is felt inside. The error at the edge of the
-#   data is about $k(2 (L - S))$, with $L$ the half width of the box and $S$ that of the data. More functions do not
+#   data is about $k(2 (L - h))$, with $L$ the half width of the box and $h$ that of the data. More functions do not
 #   help.
 # - **too few functions**: what is left out is the tail of the spectral density. It falls fast for smooth kernels.
 #
@@ -134,22 +135,29 @@ for name, parameter in hilbert.named_parameters():
 
 # %%
 inputs = torch.linspace(-1, 1, 200)
-counts = [4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
 bases = {"RBF, lengthscale 0.3": RBFKernel(), "Matérn-5/2, lengthscale 0.3": MaternKernel(nu=2.5)}
+factors = [1.1, 1.25, 1.5, 2.0]  # half width of the box / half range of the data
+counts = [4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
 
-figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
-for axis, (title, base) in zip(axes, bases.items(), strict=True):
+errors, choices = {}, {}
+for title, base in bases.items():
     base.lengthscale = 0.3
-    for factor, shade in zip([1.1, 1.25, 1.5, 2.0], plt.cm.viridis([0.0, 0.3, 0.6, 0.85]), strict=True):
+    for factor in factors:
         box = tkrr.Domain.from_data(inputs, boundary_factor=factor)
-        errors = [tkrr.HilbertKernel(base, box, num_basis=m).approximation_error(inputs) for m in counts]
-        axis.loglog(counts, errors, "o-", ms=3, color=shade, label=f"box {factor:g} × data")
+        kernels = [tkrr.HilbertKernel(base, box, num_basis=m) for m in counts]
+        errors[title, factor] = [kernel.approximation_error(inputs) for kernel in kernels]
+    for tol in (1e-2, 1e-4):
+        choices[title, tol] = tkrr.HilbertKernel.from_tolerance(base, inputs, tol=tol)
+
+# %% tags=["hide-input"]
+figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+for axis, title in zip(axes, bases, strict=True):
+    for factor, shade in zip(factors, plt.cm.viridis([0.0, 0.3, 0.6, 0.85]), strict=True):
+        axis.loglog(counts, errors[title, factor], "o-", ms=3, color=shade, label=f"box {factor:g} × data")
     for tol, marker in [(1e-2, "*"), (1e-4, "P")]:
-        chosen = tkrr.HilbertKernel.from_tolerance(base, inputs, tol=tol)
-        axis.loglog(
-            chosen.num_basis, [chosen.approximation_error(inputs)], marker, ms=12, color="tab:red", ls="",
-            label=f"from_tolerance, tol = {tol:g}",
-        )  # fmt: skip
+        kernel = choices[title, tol]
+        mark = {"marker": marker, "ms": 12, "color": "tab:red", "ls": "", "label": f"from_tolerance, tol = {tol:g}"}
+        axis.loglog(kernel.num_basis, [kernel.approximation_error(inputs)], **mark)
     axis.set(title=title, xlabel="number of functions M", ylim=(1e-8, 2))
     axis.set_xticks([4, 8, 16, 32, 64], labels=["4", "8", "16", "32", "64"])
     axis.minorticks_off()
@@ -200,6 +208,8 @@ side = torch.linspace(0, 1, 60)
 mesh = torch.stack(torch.meshgrid(side, side, indexing="ij"), dim=-1)  # (60, 60, 2)
 with torch.no_grad():
     prediction = model(mesh.reshape(-1, 2))
+
+# %% tags=["hide-input"]
 pictures = {
     "truth": surface(mesh),
     "posterior mean": prediction.mean.reshape(60, 60),
@@ -243,7 +253,8 @@ far = torch.linspace(-0.6, 1.6, 500)
 with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     prediction = edge(far)
-print(*(f"{w.category.__name__}: {w.message}" for w in caught), sep="\n")
+for warning in caught:
+    print(textwrap.fill(f"{warning.category.__name__}: {warning.message}", 110))
 
 # %%
 expansion = edge.covar_module.expansion()
@@ -251,12 +262,14 @@ with torch.no_grad():
     features = expansion.features(far.unsqueeze(-1))  # (500, 32)
     represented = features.square() @ expansion.variances() / expansion.prior_variance(far.unsqueeze(-1))
     draws = tkrr.draw_posterior_functions(edge, 4, generator=torch.Generator().manual_seed(2))(far)
+
+# %% tags=["hide-input"]
 lower, upper = prediction.confidence_region()
 left, right = (float(box.center + sign * box.half_width) for sign in (-1, 1))
 
 figure, axes = plt.subplots(2, 1, figsize=(9, 5.5), sharex=True, height_ratios=[3, 1], layout="constrained")
 axes[0].fill_between(far, lower, upper, color=HILBERT, alpha=0.2, lw=0, label="mean ± 2 sd of f")
-axes[0].plot(far, draws.T, color="saddlebrown", lw=0.8)
+axes[0].plot(far, draws.T, color=DRAWS, lw=0.8)
 axes[0].plot(far, prediction.mean, color=HILBERT, lw=2)
 axes[0].plot(x, y, ".", color=DATA, ms=4, label="data")
 axes[0].set(ylabel="y", ylim=(-2.8, 2.8))
@@ -331,6 +344,7 @@ with torch.no_grad():
 mean = level.mean() + level.std() * forecast.mean
 sd = level.std() * forecast.stddev
 
+# %% tags=["hide-input"]
 figure, axes = plt.subplots(1, 2, figsize=(11, 3.8), width_ratios=[2, 1], layout="constrained")
 for axis in axes:
     axis.fill_between(horizon, mean - 2 * sd, mean + 2 * sd, color=HILBERT, alpha=0.3, lw=0, label="mean ± 2 sd of y")
@@ -381,6 +395,7 @@ for name, rows in sizes.items():
         with gpytorch.settings.max_cholesky_size(2000):
             measured[name, num_rows] = milliseconds_per_step(model, repeat=3)
 
+# %% tags=["hide-input"]
 figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
 labels = {"exact": "exact GP (Cholesky)", "Hilbert": f"HilbertKernel, {kernel.expansion().num_functions} functions"}
 for name, color in [("exact", EXACT), ("Hilbert", HILBERT)]:

@@ -1,0 +1,44 @@
+"""Sphinx settings. Build: ``sphinx-build -W --keep-going docs docs/_build/html``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path[:0] = [str(DOCS), str(ROOT)]
+
+import generate  # noqa: E402
+
+import gpytorch_tkrr  # noqa: E402
+
+project = "gpytorch_tkrr"
+author = "The gpytorch_tkrr developers"
+copyright = author
+version = release = gpytorch_tkrr.__version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx-mathjax-offline"]
+exclude_patterns = ["_build"]
+default_role = "code"
+add_module_names = False
+autodoc_typehints = "none"
+autodoc_inherit_docstrings = False  # what a method of GPyTorch does is said in GPyTorch
+autodoc_member_order = "bysource"
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+
+html_theme = "furo"
+html_title = f"gpytorch_tkrr {release}"
+html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["layout.css"]
+
+GENERATED = DOCS / "generated"
+generate.write_if_changed(GENERATED / "api.md", generate.api_page(gpytorch_tkrr))
+generate.write_if_changed(GENERATED / "benchmarks.md", generate.benchmark_page(ROOT / "benchmarks" / "results"))
+generate.tutorials(ROOT / "tutorials", GENERATED)

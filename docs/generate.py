@@ -1,0 +1,123 @@
+"""Pages that are made from the code, the tutorials and the benchmarks' results, so that they cannot drift from them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+#: Modules that a reader looks for first; the others follow by name, errors last.
+FIRST = ("kernel", "model", "domain", "index_set")
+
+
+def api_page(package: ModuleType) -> str:
+    """Every public name, under the module that defines it."""
+    groups: dict[str, list[str]] = {}
+    for name in package.__all__:
+        groups.setdefault(getattr(package, name).__module__, []).append(name)
+    lines = ["# API reference", "", f"All names are imported from the top: `import {package.__name__} as tkrr`.", ""]
+    for module_name in sorted(groups, key=_position):
+        summary = inspect.cleandoc(importlib.import_module(module_name).__doc__ or "").partition("\n\n")[0]
+        lines += [f"## `{module_name.rpartition('.')[2]}.py`", "", "```{eval-rst}", summary, ""]
+        for name in groups[module_name]:
+            lines += [*_directive(package, name), ""]
+        lines += ["```", ""]
+    return "\n".join(lines)
+
+
+def _position(module_name: str) -> tuple[bool, int, str]:
+    name = module_name.rpartition(".")[2]
+    return name == "errors", FIRST.index(name) if name in FIRST else len(FIRST), name
+
+
+def _directive(package: ModuleType, name: str) -> list[str]:
+    value = getattr(package, name)
+    if not inspect.isclass(value):
+        return [f".. autofunction:: {package.__name__}.{name}"]
+    kind = "autoexception" if issubclass(value, Exception) else "autoclass"
+    return [f".. {kind}:: {package.__name__}.{name}", "   :members:", "   :show-inheritance:"]
+
+
+def benchmark_page(results: Path) -> str:
+    """A table for every JSON file that ``python -m benchmarks`` has written."""
+    lines = [
+        "# Benchmarks",
+        "",
+        "The tables are made from the files that `python -m benchmarks NAME` writes to `benchmarks/results/`, each",
+        "with the machine and the versions it was measured with. Ratios are measured side by side in one run.",
+        "Run it yourself:",
+        "",
+        "```sh",
+        'pip install -c constraints.txt -e ".[benchmarks]"',
+        "python -m benchmarks         # lists them",
+        "python -m benchmarks NAME    # runs one and writes its file",
+        "```",
+        "",
+    ]
+    paths = sorted(results.glob("*.json"))
+    if not paths:
+        lines += ["No results are stored with this copy of the documentation.", ""]
+    for path in paths:
+        lines += _benchmark_section(json.loads(path.read_text(encoding="utf-8")))
+    return "\n".join(lines)
+
+
+def _benchmark_section(report: dict[str, Any]) -> list[str]:
+    columns = list(dict.fromkeys(column for row in report["rows"] for column in row))
+    table = [columns, *([_cell(row.get(column)) for column in columns] for row in report["rows"])]
+    right = [all(isinstance(row.get(column), int | float | None) for row in report["rows"]) for column in columns]
+    lines = [f"| {' | '.join(_escape(cell) for cell in line)} |" for line in table]
+    lines.insert(1, f"| {' | '.join('---:' if each else '---' for each in right)} |")
+    options = ", ".join(f"{key} = {value}" for key, value in report["options"].items() if value is not None)
+    machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
+    return [
+        f"## {report['name']}",
+        "",
+        f"{_escape(report['title'])}.",
+        "",
+        *(lines if columns else []),
+        "",
+        *(line for note in report["notes"] for line in (_escape(note), "")),
+        f"*Command:* `python -m benchmarks {report['name']}`" + (f" with {_escape(options)}." if options else "."),
+        "",
+        f"*Measured with:* {_escape(machine)}.",
+        "",
+    ]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _escape(text: str) -> str:
+    """Text as it stands, inside Markdown."""
+    return "".join(f"\\{character}" if character in "|*_`$<" else character for character in str(text))
+
+
+def tutorials(source: Path, target: Path) -> list[Path]:
+    """
+    The percent-format scripts of `source` as notebooks in `target`, to be executed by the build.
+
+    :return: The notebooks.
+    """
+    import jupytext
+
+    target.mkdir(parents=True, exist_ok=True)
+    notebooks = []
+    for path in sorted(source.glob("[0-9]*.py")):
+        notebook = target / f"{path.stem}.ipynb"
+        write_if_changed(notebook, jupytext.writes(jupytext.read(path, fmt="py:percent"), fmt="ipynb"))
+        notebooks.append(notebook)
+    return notebooks
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    """Leaves an up-to-date file alone, so that an incremental build does as well."""
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")

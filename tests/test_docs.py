@@ -1,0 +1,83 @@
+"""What the documentation says holds: its code runs, its tables match the package."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, ScaleKernel
+
+import gpytorch_tkrr
+from benchmarks.harness import Report
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "gpytorch_tkrr"
+
+_spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+generate = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(generate)
+
+
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/index.md", "docs/swapping.md", "docs/choosing.md", "docs/architecture.md"]
+)
+def test_code_runs(page):
+    blocks = re.findall(r"^```python\n(.*?)^```", read(page), re.MULTILINE | re.DOTALL)
+    assert blocks
+    # README.md speaks of the reader's own data and kernel.
+    names = {"train_x": torch.rand(30, 2), "base": ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2))}
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
+
+
+def test_api_page_has_every_public_name_once():
+    named = re.findall(r"^\.\. auto\w+:: gpytorch_tkrr\.(\w+)$", generate.api_page(gpytorch_tkrr), re.MULTILINE)
+    assert sorted(named) == sorted(gpytorch_tkrr.__all__)
+
+
+def test_benchmark_page(tmp_path):
+    assert "No results are stored" in generate.benchmark_page(tmp_path / "none")
+
+    report = Report("speed_of_light", "Metres per second in a_vacuum", notes=["Measured at night."])
+    report.add(medium="vacuum", speed=299792458, ratio=1.0)
+    report.add(medium="wa|ter", speed=225000000)
+    report.write(tmp_path, options={"repeat": 3})
+    page = generate.benchmark_page(tmp_path)
+    assert "No results are stored" not in page
+    assert "| medium | speed | ratio |\n| --- | ---: | ---: |\n| vacuum | 299792458 | 1 |" in page
+    assert "| wa\\|ter | 225000000 |  |" in page
+    assert "a\\_vacuum" in page and "Measured at night." in page and "repeat = 3" in page
+    assert f"torch {torch.__version__}" in page
+
+
+def test_files_named_in_the_docs_exist():
+    for page in ("docs/mathematics.md", "docs/architecture.md", "docs/architecture.svg"):
+        for name in re.findall(r"\b(\w+\.py)\b", read(page)):
+            assert (PACKAGE / name).exists(), f"{page} names {name}"
+
+
+def test_imports_follow_the_architecture():
+    layers = re.findall(r"^\| `(\w+)\.py` \|", read("docs/architecture.md"), re.MULTILINE)
+    modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    assert modules - set(layers) == set(), "modules without a row in the table of docs/architecture.md"
+    for position, name in enumerate(layers):
+        tree = ast.parse((PACKAGE / f"{name}.py").read_text(encoding="utf-8"))
+        relative = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 1]
+        imported = {(node.module or node.names[0].name).partition(".")[0] for node in relative}
+        assert imported <= set(layers[:position]), f"{name}.py imports files that stand below it in the table"
+
+
+def test_readme_commands():
+    commands = dict(re.findall(r"^<!-- command: (\w+) -->\n```sh\n(.*)\n```$", read("README.md"), re.MULTILINE))
+    assert set(commands) == {"main", "test"}
+    script = commands["main"].split()[-1]
+    assert (ROOT / script).exists()
+    assert all("-c constraints.txt" in command for command in commands.values())
