@@ -326,7 +326,8 @@ def seasonal_kernel():
 # %% [markdown]
 # Choosing by hand is easy once you know the highest frequency that matters. The sines have the frequencies
 # $\omega_j = \pi j / (2 L)$. To reach the third harmonic of the year, $\omega = 3 \cdot 2 \pi / p$, we need
-# $M = 2 L \omega / \pi = 12 L / p$ of them, and a few more for the width of its peak.
+# $M = 2 L \omega / \pi = 12 L / p$ of them, and a few more for the width of its peak. (`from_tolerance` looks for such
+# peaks too.)
 
 # %%
 box = tkrr.Domain.from_bounds(torch.tensor([-1.5]), (horizon[-1:] - 15) / 10, boundary_factor=2.0)
