@@ -167,7 +167,9 @@ class _Fit:
         self.total = math.inf  # the objective of zero weights
         self.step = self._hyperparameter_step() if learn_hyperparameters else None
         self.evidences: dict[int, FactorEvidence] = {}
+        self.restarted = False  # whether the weights are not those of the last objective
         self.weights: CPWeights
+        self.raw: list[Tensor]  # the factors' functions in the raw basis
 
     def noise(self) -> Tensor:
         """Noise variance in the units of the scaled targets."""
@@ -208,16 +210,17 @@ class _Fit:
 
     def restart(self, generator: torch.Generator) -> None:
         """A random start around the constant function."""
-        rank = self.model.rank
+        rank, self.restarted = self.model.rank, True
         pairs = zip(self.marginals, self.variances, strict=True)
         self._set([_near_constant(*marginal, v, rank, generator) for marginal, v in pairs], False)
 
     def _set(self, factors: list[Tensor], user_units: bool) -> None:
-        self.weights = CPWeights.from_factors(factors)
+        self.weights = CPWeights(factors)
         if user_units:
             self.weights.log_scales -= math.log(self.training.scale) / self.num_dims
         for d in range(self.num_dims):
             self.weights.rescale(d, self._norms(d, self.weights.factors[d]))
+        self.raw = [factor * v.sqrt() for factor, v in zip(self.weights.factors, self.variances, strict=True)]
         self.design.reset()
 
     def _norms(self, d: int, factor: Tensor) -> Tensor:
@@ -231,9 +234,8 @@ class _Fit:
     def update(self, d: int, objective: list[float]) -> None:
         """Solve for one factor."""
         weights = self.weights
-        raw = [factor * v.sqrt() for factor, v in zip(weights.factors, self.variances, strict=True)]
         scale = clamped_exp(weights.log_scale())
-        sums = self.design.sums(d, raw, scale)
+        sums = self.design.sums(d, self.raw, scale)
         gram, current = sums.gram(), scale.unsqueeze(-1) * weights.factors[d]
         self._refresh(float(sums.square), objective)
         data = _without_model(sums, gram, current * self.variances[d].sqrt())
@@ -260,13 +262,20 @@ class _Fit:
         factor = current + change.reshape_as(current)
         updated = weights.clone()
         updated.replace(d, factor, self._norms(d, factor))
+        if not float(strength * self.penalty.value(updated)) <= before:
+            # Rounding has spoilt the solution: components so large that they do not cancel. Keep what was there.
+            updated, gain = weights.clone(), 0.0
+            if not current.any():
+                updated.log_scales[d] = -torch.inf
         self.weights = updated
+        self.raw[d] = updated.factors[d] * self.variances[d].sqrt()
         objective.append(before - gain)
 
     def _refresh(self, square: float, objective: list[float]) -> None:
         """Replace the predicted last objective by the one computed from the residuals."""
-        if objective:
+        if objective and not self.restarted:
             objective[-1] = square + float(self.strength() * self.penalty.value(self.weights))
+        self.restarted = False
 
     def _remember(self, d: int, sums: FactorSums, raw: Tensor) -> None:
         """Keep what the evidence of this factor needs; its sums are small until the Gram matrix is made of them."""
@@ -287,7 +296,8 @@ class _Fit:
         for k, mode in enumerate(self.separable.modes):
             new = mode.variances().detach()
             ratio = torch.where(new > 0, (self.variances[k] / new).sqrt(), torch.zeros_like(new))
-            self.weights.factors[k] = self.weights.factors[k] * ratio.nan_to_num(posinf=0.0)
+            if not torch.equal(new, self.variances[k]):
+                self.weights.set_factor(k, self.weights.factors[k] * ratio.nan_to_num(posinf=0.0))
             self.variances[k] = new
 
     def finish(self, result: ALSResult) -> None:

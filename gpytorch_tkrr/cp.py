@@ -7,7 +7,6 @@ of the caller's choice and their scales apart, as logarithms: products over 100 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,27 +15,34 @@ from torch import Tensor
 MAX_EXPONENT = 340.0
 
 
-@dataclass
 class CPWeights:
     r"""
     D factors with the scales of their columns apart: :math:`w_{dr} = e^{\ell_{dr}} \hat w_{dr}`.
 
+    Norms and correlations of each factor's columns are kept with it, so that products over all modes are cheap. Change a
+    factor by the methods only.
+
     :param factors: D tensors :math:`\hat w_d` of shape `(R, M_d)`, float64.
-    :param log_scales: :math:`\ell`, `(D, R)`; minus infinity for a column that is zero.
+    :param log_scales: :math:`\ell`, `(D, R)`, by default zeros; minus infinity for a column that is zero.
     """
 
-    factors: list[Tensor]
-    log_scales: Tensor
+    def __init__(self, factors: Sequence[Tensor], log_scales: Tensor | None = None):
+        self.factors = [factor.detach().double() for factor in factors]
+        first = self.factors[0]
+        self.log_scales = first.new_zeros(len(factors), first.shape[0]) if log_scales is None else log_scales
+        parts = [_norms_and_correlations(factor) for factor in self.factors]
+        self.norms = torch.stack([norms for norms, _ in parts])  # (D, R)
+        self.correlations = torch.stack([correlations for _, correlations in parts])  # (D, R, R)
 
-    @classmethod
-    def from_factors(cls, factors: Sequence[Tensor]) -> CPWeights:
-        """
-        Weights from plain factors.
+    def set_factor(self, d: int, factor: Tensor) -> None:
+        r"""
+        Set :math:`\hat w_d`, leaving the scales alone.
 
-        :param factors: D tensors `(R, M_d)`.
+        :param d: The mode.
+        :param factor: `(R, M_d)`.
         """
-        factors = [factor.detach().double().clone() for factor in factors]
-        return cls(factors, torch.zeros(len(factors), factors[0].shape[0], dtype=torch.float64, device=factors[0].device))
+        self.factors[d] = factor
+        self.norms[d], self.correlations[d] = _norms_and_correlations(factor)
 
     @property
     def num_dims(self) -> int:
@@ -70,7 +76,7 @@ class CPWeights:
         """
         positive = norms > 0
         norms = torch.where(positive, norms, torch.ones_like(norms))
-        self.factors[d] = self.factors[d] / norms.unsqueeze(-1)
+        self.set_factor(d, self.factors[d] / norms.unsqueeze(-1))
         self.log_scales[d] = self.log_scales[d] + norms.log()
 
     def replace(self, d: int, factor: Tensor, norms: Tensor) -> None:
@@ -85,7 +91,7 @@ class CPWeights:
         """
         alive = norms > 0
         safe = torch.where(alive, norms, torch.ones_like(norms))
-        self.factors[d] = torch.where(alive.unsqueeze(-1), factor / safe.unsqueeze(-1), self.factors[d])
+        self.set_factor(d, torch.where(alive.unsqueeze(-1), factor / safe.unsqueeze(-1), self.factors[d]))
         rest = self.log_scale_but(d)
         dead = ~alive | torch.isinf(rest)  # where the rest is zero its scale is free: start it again at one
         self.log_scales[:, dead] = 0.0
@@ -101,15 +107,32 @@ class CPWeights:
 
     def balanced(self) -> list[Tensor]:
         """Plain factors `(R, M_d)`, every component spread evenly over the modes."""
-        norms = torch.stack([factor.norm(dim=-1) for factor in self.factors])  # (D, R)
-        safe = torch.where(norms > 0, norms, torch.ones_like(norms))
+        alive = self.norms > 0
+        safe = torch.where(alive, self.norms, torch.ones_like(self.norms))
         share = (self.log_scale() + safe.log().sum(0)) / self.num_dims  # (R,)
-        size = torch.where((norms > 0).all(0), clamped_exp(share), torch.zeros_like(share))
-        return [factor / safe[d].unsqueeze(-1) * size.unsqueeze(-1) for d, factor in enumerate(self.factors)]
+        size = torch.where(alive.all(0), clamped_exp(share), torch.zeros_like(share))
+        return [factor * (size / norms).unsqueeze(-1) for factor, norms in zip(self.factors, safe, strict=True)]
 
     def clone(self) -> CPWeights:
-        """An independent copy."""
-        return CPWeights([factor.clone() for factor in self.factors], self.log_scales.clone())
+        """An independent copy; factors are shared, as they are never changed in place."""
+        copy = CPWeights.__new__(CPWeights)
+        copy.factors, copy.log_scales = list(self.factors), self.log_scales.clone()
+        copy.norms, copy.correlations = self.norms.clone(), self.correlations.clone()
+        return copy
+
+    def to(self, device: torch.device) -> CPWeights:
+        """
+        The same weights on another device.
+
+        :param device: The device.
+        """
+        return CPWeights([factor.to(device) for factor in self.factors], self.log_scales.to(device))
+
+
+def _norms_and_correlations(factor: Tensor) -> tuple[Tensor, Tensor]:
+    norms = factor.norm(dim=-1)
+    unit = factor / torch.where(norms > 0, norms, torch.ones_like(norms)).unsqueeze(-1)
+    return norms, unit @ unit.mT
 
 
 def clamped_exp(exponent: Tensor) -> Tensor:
@@ -129,16 +152,8 @@ def gram_but(weights: CPWeights, d: int) -> tuple[Tensor, Tensor]:
     :param d: The mode left out; a number outside of `0 ... D - 1` leaves out none.
     :return: Correlations `(R, R)` with unit diagonal and :math:`\sum_{k \ne d} \log \|\hat w_{kr}\|`, `(R,)`.
     """
-    rank, device = weights.rank, weights.log_scales.device
-    correlation = torch.ones(rank, rank, dtype=torch.float64, device=device)
-    log_norm = torch.zeros(rank, dtype=torch.float64, device=device)
-    for k, factor in enumerate(weights.factors):
-        if k != d:
-            norm = factor.norm(dim=-1)
-            unit = factor / torch.where(norm > 0, norm, torch.ones_like(norm)).unsqueeze(-1)
-            correlation = correlation * (unit @ unit.mT)
-            log_norm = log_norm + norm.log()
-    return correlation, log_norm
+    rest = [k for k in range(weights.num_dims) if k != d]
+    return weights.correlations[rest].prod(0), weights.norms[rest].log().sum(0)
 
 
 def squared_norm(weights: CPWeights) -> Tensor:

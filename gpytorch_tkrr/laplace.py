@@ -117,8 +117,7 @@ class LaplacePosterior:
         blocks = None
         if self.blocks is not None:
             blocks = [Conditional.from_factor(block.factor.to(device), block.scale.to(device)) for block in self.blocks]
-        weights = CPWeights([f.to(device) for f in self.weights.factors], self.weights.log_scales.to(device))
-        return LaplacePosterior(weights, [v.to(device) for v in self.variances], self.noise.to(device), blocks)
+        return LaplacePosterior(self.weights.to(device), [v.to(device) for v in self.variances], self.noise.to(device), blocks)
 
 
 def laplace_blocks(

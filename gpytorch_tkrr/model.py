@@ -378,6 +378,8 @@ class TKRR(GP):
         if not torch.isfinite(x).all():
             raise InputError("The test inputs hold NaN or infinite values.")
         posterior = self.posterior
+        if getattr(posterior, "blocks", ()) is None and self.train_inputs is not None and not self.is_stale:
+            self.compute_covariance()
         mean = self.mean_module(x) + posterior.mean(x).to(x.dtype)
         covariance = PosteriorCovariance(x, posterior=posterior, out_dtype=x.dtype)
         missing = self._missing_variance(x)

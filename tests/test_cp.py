@@ -22,7 +22,7 @@ def random_factors(rank, sizes, seed=0):
 @given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(0, 100))
 def test_norm_and_balance_against_the_full_tensor(rank, sizes, seed):
     factors = random_factors(rank, sizes, seed)
-    weights = CPWeights.from_factors(factors)
+    weights = CPWeights(factors)
     for d, factor in enumerate(factors):
         weights.rescale(d, 3.0 * factor.norm(dim=-1))
     tensor = full_tensor(factors)
@@ -34,14 +34,14 @@ def test_norm_and_balance_against_the_full_tensor(rank, sizes, seed):
 
 def test_gram_but_one():
     factors = random_factors(3, [4, 5, 6])
-    correlation, log_norm = gram_but(CPWeights.from_factors(factors), 1)
+    correlation, log_norm = gram_but(CPWeights(factors), 1)
     expected = (factors[0] @ factors[0].mT) * (factors[2] @ factors[2].mT)
     torch.testing.assert_close(correlation * log_norm.exp().unsqueeze(-1) * log_norm.exp(), expected)
 
 
 def test_replace_keeps_the_represented_tensor():
     factors = random_factors(3, [4, 5, 6])
-    weights = CPWeights.from_factors(factors)
+    weights = CPWeights(factors)
     weights.rescale(0, torch.tensor([2.0, 5.0, 0.1], dtype=torch.float64))
     new = random_factors(3, [5], seed=1)[0]
     scaled = new * weights.log_scale_but(1).exp().unsqueeze(-1)
@@ -51,7 +51,7 @@ def test_replace_keeps_the_represented_tensor():
 
 
 def test_a_zero_column_keeps_its_direction_and_can_be_revived():
-    weights = CPWeights.from_factors(random_factors(2, [3, 4]))
+    weights = CPWeights(random_factors(2, [3, 4]))
     zero = torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, 3.0]], dtype=torch.float64)
     weights.replace(0, zero, zero.norm(dim=-1))
     assert all(torch.isfinite(factor).all() for factor in weights.balanced())
@@ -63,7 +63,7 @@ def test_a_zero_column_keeps_its_direction_and_can_be_revived():
 
 def test_no_underflow_over_a_hundred_modes():
     factors = [1e-10 * factor for factor in random_factors(2, [3] * 100)]
-    weights = CPWeights.from_factors(factors)
+    weights = CPWeights(factors)
     for d, factor in enumerate(factors):
         weights.rescale(d, factor.norm(dim=-1))
     correlation, log_norm = gram_but(weights, 0)

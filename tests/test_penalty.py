@@ -10,7 +10,7 @@ PENALTIES = [FrobeniusPenalty(), ColumnPenalty(), FactorPenalty()]
 
 
 def make_weights():
-    weights = CPWeights.from_factors([torch.randn(3, m, dtype=torch.float64) for m in (4, 5, 2)])
+    weights = CPWeights([torch.randn(3, m, dtype=torch.float64) for m in (4, 5, 2)])
     for d in range(3):
         weights.rescale(d, 0.3 + torch.rand(3, dtype=torch.float64))
     return weights
