@@ -13,15 +13,13 @@ import torch
 from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
-from gpytorch_tkrr.als import fit_als
-from gpytorch_tkrr.domain import Domain
-from gpytorch_tkrr.kernel import HilbertKernel
-from gpytorch_tkrr.penalty import ColumnPenalty, FrobeniusPenalty
+import gpytorch_tkrr as tkrr
 
 from . import datasets
 from .harness import Report
 from .protocol import (
     SWEEPS,
+    Hyperparameters,
     Split,
     as_signs,
     exact_gp_hyperparameters,
@@ -98,9 +96,9 @@ def table_row(data: datasets.Dataset, experiment: Experiment, splits: int) -> Re
         generator = torch.Generator().manual_seed(seed)
         parts = split(data, generator)
         start = time.perf_counter()
-        settings = hyperparameters(data.task, parts)
+        theta = hyperparameters(data.task, parts)
         tuning.append(time.perf_counter() - start)
-        for method, error, duration in compare(data.task, parts, experiment, settings, generator):
+        for method, error, duration in compare(data.task, parts, experiment, theta, generator):
             errors[method].append(error)
             seconds[method].append(duration)
 
@@ -131,7 +129,7 @@ def table_row(data: datasets.Dataset, experiment: Experiment, splits: int) -> Re
     return report
 
 
-def hyperparameters(task: datasets.Task, parts: Split) -> dict[str, float]:
+def hyperparameters(task: datasets.Task, parts: Split) -> Hyperparameters:
     """
     Lengthscale and ridge, shared by all methods.
 
@@ -139,16 +137,15 @@ def hyperparameters(task: datasets.Task, parts: Split) -> dict[str, float]:
     :param parts: The split.
     """
     if task == "classification":
-        return {"lengthscale": mean_sd_lengthscale(parts.train_x), "ridge": CLASSIFICATION_RIDGE}
-    lengthscale, ridge = exact_gp_hyperparameters(parts.train_x, parts.train_y)
-    return {"lengthscale": lengthscale, "ridge": ridge}
+        return Hyperparameters(mean_sd_lengthscale(parts.train_x), CLASSIFICATION_RIDGE)
+    return exact_gp_hyperparameters(parts.train_x, parts.train_y)
 
 
 def compare(
     task: datasets.Task,
     parts: Split,
     experiment: Experiment,
-    settings: dict[str, float],
+    theta: Hyperparameters,
     generator: torch.Generator,
 ) -> list[tuple[str, float, float]]:
     """
@@ -157,21 +154,20 @@ def compare(
     :param task: Regression or classification.
     :param parts: The split.
     :param experiment: The experiment.
-    :param settings: Lengthscale and ridge.
+    :param theta: Lengthscale and ridge.
     :param generator: Draws features and starts.
     """
-    data: tuple[Tensor, Tensor] = parts.train_x, parts.train_y
-    sizes: dict[str, Any] = {"num_basis": experiment.num_basis, "rank": experiment.rank}
-    num_features = experiment.num_basis * experiment.rank
+    data = parts.train_x, parts.train_y, theta
+    num_basis, rank = experiment.num_basis, experiment.rank
     measure = misclassification if task == "classification" else mean_squared_error
     results = []
     for method in experiment.paper:
         if method == "RFF":
-            fitted = fit_rff(*data, num_features=num_features, generator=generator, **settings)
+            fitted = fit_rff(*data, num_features=num_basis * rank, generator=generator)
         elif method == "T-KRR":
-            fitted = fit_tkrr(*data, generator=generator, **sizes, **settings)
+            fitted = fit_tkrr(*data, num_basis=num_basis, rank=rank, generator=generator)
         else:
-            fitted = fit_krr(*data, **settings)
+            fitted = fit_krr(*data)
         results.append((method, measure(fitted.predict(parts.test_x), parts.test_y), fitted.seconds))
     return results
 
@@ -187,30 +183,29 @@ def banana(data: datasets.Dataset, starts: int, output: Path) -> Report:
     :param starts: Number of random starts; the first one is drawn.
     :param output: Directory of the figure.
     """
-    lengthscale, ridge, num_basis, ranks = 0.5, 1e-6, 12, (2, 4, 6, 144)
+    theta, num_basis, ranks = Hyperparameters(lengthscale=0.5, ridge=1e-6), 12, (2, 4, 6, 144)
     raw = torch.from_numpy(data.x)
     x, y = unit_scaler(raw)(raw), as_signs(torch.from_numpy(data.y))
     side = torch.linspace(0, 1, 200, dtype=x.dtype)
     grid = torch.cartesian_prod(side, side)
-    full = full_hilbert_gp(x, y, grid, lengthscale=lengthscale, ridge=ridge, num_basis=num_basis)
+    full = full_hilbert_gp(x, y, grid, theta, num_basis=num_basis)
     report = Report(
         "paper_banana",
-        f"banana: N = {len(y)}, M = {num_basis}, lengthscale {lengthscale:g}, ridge {ridge:g}; agreement with the "
-        f"decision of the full Hilbert GP on a 200 x 200 grid, random starts: {starts}",
+        f"banana: N = {len(y)}, M = {num_basis}, lengthscale {theta.lengthscale:g}, ridge {theta.ridge:g}; agreement "
+        f"with the decision of the full Hilbert GP on a 200 x 200 grid, random starts: {starts}",
     )
-    boundaries = {}
+    boundaries: dict[int, Tensor] = {}
     for rank in ranks:
         agreement, error, seconds = [], [], []
         for seed in range(starts):
             fitted = fit_tkrr(
                 x,
                 y,
-                lengthscale=lengthscale,
-                ridge=ridge,
+                theta,
                 num_basis=num_basis,
                 rank=rank,
                 generator=torch.Generator().manual_seed(seed),
-                penalty=FrobeniusPenalty,
+                penalty=tkrr.FrobeniusPenalty,
             )
             response = fitted.predict(grid)
             boundaries.setdefault(rank, response)
@@ -229,27 +224,24 @@ def banana(data: datasets.Dataset, starts: int, output: Path) -> Report:
     return report
 
 
-def full_hilbert_gp(
-    x: Tensor, y: Tensor, test_x: Tensor, *, lengthscale: float, ridge: float, num_basis: int
-) -> Tensor:
+def full_hilbert_gp(x: Tensor, y: Tensor, test_x: Tensor, theta: Hyperparameters, *, num_basis: int) -> Tensor:
     """
     The response `(n,)` of ridge regression on all M^D products of sines.
 
     :param x: Inputs `(N, D)` in [0, 1].
     :param y: Targets `(N,)`.
     :param test_x: Inputs `(n, D)`.
-    :param lengthscale: The lengthscale.
-    :param ridge: The ridge.
+    :param theta: Lengthscale and ridge.
     :param num_basis: M, the number of sines per dimension.
     """
     base = RBFKernel().to(x)
-    base.lengthscale = lengthscale
-    kernel = HilbertKernel(base, Domain(torch.full((x.shape[1],), 0.5), 1.0), num_basis)
+    base.lengthscale = theta.lengthscale
+    kernel = tkrr.HilbertKernel(base, tkrr.Domain(torch.full((x.shape[1],), 0.5), 1.0), num_basis)
     expansion = kernel.expansion()
     with torch.no_grad():
         root = expansion.variances().sqrt()
         features, test_features = expansion.features(x) * root, expansion.features(test_x) * root
-    gram = features.mT @ features + ridge * torch.eye(len(root), dtype=x.dtype)
+    gram = features.mT @ features + theta.ridge * torch.eye(len(root), dtype=x.dtype)
     return test_features @ torch.linalg.solve(gram, features.mT @ y)
 
 
@@ -281,16 +273,16 @@ def spambase_convergence(data: datasets.Dataset, experiment: Experiment, output:
     """
     generator = torch.Generator().manual_seed(0)
     parts = split(data, generator)
-    settings = hyperparameters(data.task, parts)
+    theta = hyperparameters(data.task, parts)
     sizes = {"num_basis": experiment.num_basis, "rank": experiment.rank}
-    model = tkrr_model(parts.train_x, parts.train_y, lengthscale=settings["lengthscale"], **sizes)
+    model = tkrr_model(parts.train_x, parts.train_y, theta.lengthscale, **sizes)
     loss: list[float] = []
     errors: dict[str, list[float]] = {"training": [], "test": []}
     for sweep in range(SWEEPS + 1):
         # One sweep at a time; each call but the first begins with the factor that the last one ended with.
         factors = None if sweep else initial_factors(parts.train_x.shape[1], generator=generator, **sizes)
-        penalty = ColumnPenalty(settings["ridge"])
-        result = fit_als(model, max_sweeps=min(sweep, 1), rel_tol=0.0, penalty=penalty, initial_factors=factors)
+        penalty = tkrr.ColumnPenalty(theta.ridge)
+        result = tkrr.fit_als(model, max_sweeps=min(sweep, 1), rel_tol=0.0, penalty=penalty, initial_factors=factors)
         loss += result.objective[min(sweep, 1) :]
         errors["training"].append(misclassification(predict_mean(model, parts.train_x), parts.train_y))
         errors["test"].append(misclassification(predict_mean(model, parts.test_x), parts.test_y))

@@ -17,11 +17,8 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
-from gpytorch_tkrr.als import fit_als
-from gpytorch_tkrr.domain import Domain
-from gpytorch_tkrr.errors import ApproximationWarning, OutOfDomainWarning
-from gpytorch_tkrr.model import TKRR
-from gpytorch_tkrr.penalty import ColumnPenalty, Penalty
+import gpytorch_tkrr as tkrr
+from gpytorch_tkrr.penalty import Penalty
 
 from .datasets import Dataset
 
@@ -113,6 +110,22 @@ def misclassification(prediction: Tensor, y: Tensor) -> float:
     return float((as_signs(prediction) != y).double().mean())
 
 
+# Hyperparameters
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    r"""
+    What all methods share.
+
+    :param lengthscale: The lengthscale of all inputs.
+    :param ridge: :math:`\lambda`.
+    """
+
+    lengthscale: float
+    ridge: float
+
+
 def mean_sd_lengthscale(x: Tensor) -> float:
     """
     The mean over the inputs of their standard deviations.
@@ -120,9 +133,6 @@ def mean_sd_lengthscale(x: Tensor) -> float:
     :param x: Training inputs `(N, D)`.
     """
     return float(x.std(0).mean())
-
-
-# Hyperparameters of regression
 
 
 class ExactGP(gpytorch.models.ExactGP):
@@ -143,7 +153,7 @@ class ExactGP(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def exact_gp_hyperparameters(x: Tensor, y: Tensor, *, starts: tuple[float, ...] = (1.0, 0.3)) -> tuple[float, float]:
+def exact_gp_hyperparameters(x: Tensor, y: Tensor, *, starts: tuple[float, ...] = (1.0, 0.3)) -> Hyperparameters:
     r"""
     Lengthscale and :math:`\lambda` = noise / outputscale that maximise the marginal likelihood of an exact GP.
 
@@ -159,8 +169,8 @@ def exact_gp_hyperparameters(x: Tensor, y: Tensor, *, starts: tuple[float, ...] 
         model.likelihood.noise = math.exp(-2)
         loss = _maximise_marginal_likelihood(model)
         ratio = model.likelihood.noise / model.covar_module.outputscale
-        found.append((loss, float(model.covar_module.base_kernel.lengthscale), float(ratio)))
-    return min(found)[1:]
+        found.append((loss, model.covar_module.base_kernel.lengthscale.item(), ratio.item()))
+    return Hyperparameters(*min(found)[1:])
 
 
 def _maximise_marginal_likelihood(model: ExactGP) -> float:
@@ -195,49 +205,45 @@ class Method:
     seconds: float
 
 
-def fit_krr(x: Tensor, y: Tensor, *, lengthscale: float, ridge: float) -> Method:
+def fit_krr(x: Tensor, y: Tensor, theta: Hyperparameters) -> Method:
     """
     Full kernel ridge regression, the mean of an exact GP.
 
     :param x: Inputs `(N, D)`.
     :param y: Targets `(N,)`.
-    :param lengthscale: The lengthscale.
-    :param ridge: The ridge.
+    :param theta: Lengthscale and ridge.
     """
     start = time.perf_counter()
-    covariance = _gaussian(x, x, lengthscale)
-    covariance.diagonal().add_(ridge)
+    covariance = _gaussian(x, x, theta.lengthscale)
+    covariance.diagonal().add_(theta.ridge)
     weights = torch.cholesky_solve(y.unsqueeze(-1), torch.linalg.cholesky(covariance)).squeeze(-1)
-    return Method(lambda test: _gaussian(test, x, lengthscale) @ weights, _since(start))
+    return Method(lambda test: _gaussian(test, x, theta.lengthscale) @ weights, _since(start))
 
 
 def _gaussian(x: Tensor, z: Tensor, lengthscale: float) -> Tensor:
     return torch.cdist(x / lengthscale, z / lengthscale).square().mul(-0.5).exp()
 
 
-def fit_rff(
-    x: Tensor, y: Tensor, *, lengthscale: float, ridge: float, num_features: int, generator: torch.Generator
-) -> Method:
+def fit_rff(x: Tensor, y: Tensor, theta: Hyperparameters, *, num_features: int, generator: torch.Generator) -> Method:
     r"""
     Ridge regression on random Fourier features :math:`\sqrt{2 / M} \cos(\omega^\top x + b)`.
 
     :param x: Inputs `(N, D)`.
     :param y: Targets `(N,)`.
-    :param lengthscale: The lengthscale.
-    :param ridge: The ridge.
+    :param theta: Lengthscale and ridge.
     :param num_features: Number of features.
     :param generator: Draws them.
 
     Reference: Rahimi & Recht (2007), *Random features for large-scale kernel machines*.
     """
     start = time.perf_counter()
-    omega = torch.randn(x.shape[1], num_features, generator=generator, dtype=x.dtype) / lengthscale
+    omega = torch.randn(x.shape[1], num_features, generator=generator, dtype=x.dtype) / theta.lengthscale
     phase = 2 * math.pi * torch.rand(num_features, generator=generator, dtype=x.dtype)
 
     def features(x: Tensor) -> Tensor:
         return math.sqrt(2 / num_features) * (x @ omega + phase).cos()
 
-    gram, rhs = ridge * torch.eye(num_features, dtype=x.dtype), torch.zeros(num_features, dtype=x.dtype)
+    gram, rhs = theta.ridge * torch.eye(num_features, dtype=x.dtype), torch.zeros(num_features, dtype=x.dtype)
     for rows, targets in zip(x.split(8192), y.split(8192), strict=True):
         block = features(rows)
         gram += block.mT @ block
@@ -249,34 +255,32 @@ def fit_rff(
 def fit_tkrr(
     x: Tensor,
     y: Tensor,
+    theta: Hyperparameters,
     *,
-    lengthscale: float,
-    ridge: float,
     num_basis: int,
     rank: int,
     generator: torch.Generator,
-    penalty: Callable[[float], Penalty] = ColumnPenalty,
+    penalty: Callable[[float], Penalty] = tkrr.ColumnPenalty,
 ) -> Method:
     """
     T-KRR: ten sweeps from the authors' random start.
 
     :param x: Inputs `(N, D)`.
     :param y: Targets `(N,)`.
-    :param lengthscale: The lengthscale.
-    :param ridge: The ridge.
+    :param theta: Lengthscale and ridge.
     :param num_basis: M, the number of sines per dimension.
     :param rank: R.
     :param generator: Draws the start.
     :param penalty: Makes the penalty from the ridge.
     """
     start = time.perf_counter()
-    model = tkrr_model(x, y, lengthscale=lengthscale, num_basis=num_basis, rank=rank)
+    model = tkrr_model(x, y, theta.lengthscale, num_basis=num_basis, rank=rank)
     factors = initial_factors(x.shape[1], num_basis, rank, generator)
-    fit_als(model, max_sweeps=SWEEPS, rel_tol=0.0, penalty=penalty(ridge), initial_factors=factors)
+    tkrr.fit_als(model, max_sweeps=SWEEPS, rel_tol=0.0, penalty=penalty(theta.ridge), initial_factors=factors)
     return Method(lambda test: predict_mean(model, test), _since(start))
 
 
-def tkrr_model(x: Tensor, y: Tensor, *, lengthscale: float, num_basis: int, rank: int) -> TKRR:
+def tkrr_model(x: Tensor, y: Tensor, lengthscale: float, *, num_basis: int, rank: int) -> tkrr.TKRR:
     """
     The model of the paper: one lengthscale, zero mean, box [-1/2, 3/2].
 
@@ -289,10 +293,10 @@ def tkrr_model(x: Tensor, y: Tensor, *, lengthscale: float, num_basis: int, rank
     kernel = RBFKernel()
     kernel.lengthscale = lengthscale
     likelihood = gpytorch.likelihoods.GaussianLikelihood()
-    domain = Domain(torch.full((x.shape[1],), 0.5), 1.0)
+    domain = tkrr.Domain(torch.full((x.shape[1],), 0.5), 1.0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ApproximationWarning)  # the authors' box is small for long lengthscales
-        return TKRR(
+        warnings.simplefilter("ignore", tkrr.ApproximationWarning)  # the authors' box is small for long lengthscales
+        return tkrr.TKRR(
             x,
             y,
             likelihood,
@@ -317,7 +321,7 @@ def initial_factors(num_dims: int, num_basis: int, rank: int, generator: torch.G
     return list(draws / torch.linalg.matrix_norm(draws, 2, keepdim=True))
 
 
-def predict_mean(model: TKRR, x: Tensor) -> Tensor:
+def predict_mean(model: tkrr.TKRR, x: Tensor) -> Tensor:
     """
     The predictive mean, without a word about the small box.
 
@@ -325,7 +329,7 @@ def predict_mean(model: TKRR, x: Tensor) -> Tensor:
     :param x: Inputs `(n, D)`.
     """
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", OutOfDomainWarning)
+        warnings.simplefilter("ignore", tkrr.OutOfDomainWarning)
         return torch.cat([model.eval()(rows).mean for rows in x.split(8192)])
 
 
