@@ -27,7 +27,7 @@ from .errors import (
 )
 from .expansion import Box, Expansion, Sines, expand_child
 from .gram import GramCache
-from .index_set import FullTensor, IndexSet
+from .index_set import MAX_FUNCTIONS, FullTensor, IndexSet
 from .operator import HilbertCrossLinearOperator, HilbertLinearOperator, RefusedLinearOperator
 from .prediction import HilbertPredictionStrategy
 from .tolerance import choose_basis
@@ -153,8 +153,15 @@ class HilbertKernel(Kernel):
         num_basis = (self.num_basis,) * num_dims if isinstance(self.num_basis, int) else self.num_basis
         if len(num_basis) != num_dims:
             raise SizeError(f"num_basis has {len(num_basis)} entries but the inputs have {num_dims} columns.")
-        columns = tuple(range(num_dims))
-        return expand_child(self.base_kernel, Box(columns, center, half_width, num_basis, self.index_set))
+        box = Box(tuple(range(num_dims)), center, half_width, num_basis, self.index_set)
+        expansion = expand_child(self.base_kernel, box)
+        if expansion.num_functions > MAX_FUNCTIONS:
+            raise SizeError(
+                f"{expansion.num_functions} functions (num_basis {list(num_basis)} with {self.index_set}) are more "
+                f"than {MAX_FUNCTIONS}. Use fewer per dimension, a HyperbolicCross or TotalDegree index set, or the "
+                "CP-weight model TKRR, whose size is linear in the number of dimensions."
+            )
+        return expansion
 
     def approximation_error(self, x: Tensor, *, max_rows: int = 500) -> float:
         r"""
@@ -180,12 +187,12 @@ class HilbertKernel(Kernel):
     def forward(
         self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **params: Any
     ) -> Tensor | LinearOperator:
+        if last_dim_is_batch:
+            raise UnsupportedKernelError(
+                "HilbertKernel cannot be the base of an AdditiveStructureKernel or ProductStructureKernel. Put the "
+                "structure kernel inside: HilbertKernel(AdditiveStructureKernel(base, num_dims), ...)."
+            )
         try:
-            if last_dim_is_batch:
-                raise UnsupportedKernelError(
-                    "HilbertKernel cannot be the base of an AdditiveStructureKernel or ProductStructureKernel. Put the "
-                    "structure kernel inside: HilbertKernel(AdditiveStructureKernel(base, num_dims), ...)."
-                )
             same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
             return self._covariance(x1, diag) if same else self._cross_covariance(x1, x2, diag)
         except TKRRError as error:
@@ -319,7 +326,8 @@ class HilbertKernel(Kernel):
             warnings.warn(
                 f"At {len(position)} of {short.numel()} inputs, {where}, the functions of HilbertKernel represent less "
                 f"than {1 - self._accepted_error:.0%} of the prior variance. The missing part is added as independent "
-                f"variance: the mean there tends to the prior mean. The domain is {self.domain}. This is said once per kernel.",
+                f"variance: the mean there tends to the prior mean. The domain is {self.domain}. This is said "
+                "once per kernel.",
                 OutOfDomainWarning,
                 stacklevel=3,
             )
