@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> Report:
         return banana(data, args.splits, args.output)
     report = table_row(data, EXPERIMENTS[args.name], args.splits)
     if args.name == "spambase":
-        spambase_convergence(data, EXPERIMENTS[args.name], args.output)
+        draw_convergence(*trace_convergence(data, EXPERIMENTS[args.name]), args.output)
         report.notes.append("paper_spambase.png: convergence on the first split.")
     return report
 
@@ -175,15 +175,16 @@ def compare(
 # Figures
 
 
-def banana(data: datasets.Dataset, starts: int, output: Path) -> Report:
+def banana(data: datasets.Dataset, starts: int, output: Path, *, ranks: tuple[int, ...] = (2, 4, 6, 144)) -> Report:
     """
     Decision boundaries of T-KRR for several ranks against that of the full Hilbert GP.
 
     :param data: The data; all of them are trained on.
     :param starts: Number of random starts; the first one is drawn.
     :param output: Directory of the figure.
+    :param ranks: The ranks; from R = M on every weight matrix can be reached.
     """
-    theta, num_basis, ranks = Hyperparameters(lengthscale=0.5, ridge=1e-6), 12, (2, 4, 6, 144)
+    theta, num_basis = Hyperparameters(lengthscale=0.5, ridge=1e-6), 12
     raw = torch.from_numpy(data.x)
     x, y = unit_scaler(raw)(raw), as_signs(torch.from_numpy(data.y))
     side = torch.linspace(0, 1, 200, dtype=x.dtype)
@@ -263,13 +264,12 @@ def _draw_banana(x: Tensor, y: Tensor, side: Tensor, full: Tensor, boundaries: d
     _save(figure, output / "paper_banana.png")
 
 
-def spambase_convergence(data: datasets.Dataset, experiment: Experiment, output: Path) -> None:
+def trace_convergence(data: datasets.Dataset, experiment: Experiment) -> tuple[list[float], dict[str, list[float]]]:
     """
-    Loss per factor update and misclassification per sweep on the first split.
+    Loss after every factor update, and misclassification after the first update and after every sweep.
 
-    :param data: The data.
+    :param data: The data; the first split is used.
     :param experiment: Its settings.
-    :param output: Directory of the figure.
     """
     generator = torch.Generator().manual_seed(0)
     parts = split(data, generator)
@@ -286,10 +286,17 @@ def spambase_convergence(data: datasets.Dataset, experiment: Experiment, output:
         loss += result.objective[min(sweep, 1) :]
         errors["training"].append(misclassification(predict_mean(model, parts.train_x), parts.train_y))
         errors["test"].append(misclassification(predict_mean(model, parts.test_x), parts.test_y))
-    _draw_convergence(loss, errors, output)
+    return loss, errors
 
 
-def _draw_convergence(loss: list[float], errors: dict[str, list[float]], output: Path) -> None:
+def draw_convergence(loss: list[float], errors: dict[str, list[float]], output: Path) -> None:
+    """
+    The figure of the paper: normalised loss and misclassification.
+
+    :param loss: Loss after every factor update.
+    :param errors: Misclassification of training and test data after the first update and after every sweep.
+    :param output: Directory of the figure.
+    """
     plt = _pyplot()
     updates_per_sweep = (len(loss) - 1) / SWEEPS
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
