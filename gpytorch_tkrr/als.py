@@ -135,7 +135,7 @@ def _run(
         after = result.objective[-1]
         if restarts and after > (1 - 1e-9) * fit.total:  # nothing has been explained: another start
             restarts -= 1
-            fit.restart(generator)
+            fit.restart(generator, after)
             continue
         if rel_tol > 0 and abs(before - after) <= rel_tol * abs(before):
             result.converged = True
@@ -167,7 +167,7 @@ class _Fit:
         self.total = math.inf  # the objective of zero weights
         self.step = self._hyperparameter_step() if learn_hyperparameters else None
         self.evidences: dict[int, FactorEvidence] = {}
-        self.restarted = False  # whether the weights are not those of the last objective
+        self.fallback: tuple[CPWeights, list[Tensor], float] | None = None
         self.weights: CPWeights
         self.raw: list[Tensor]  # the factors' functions in the raw basis
 
@@ -208,9 +208,11 @@ class _Fit:
         else:
             self.restart(generator)
 
-    def restart(self, generator: torch.Generator) -> None:
-        """A random start around the constant function."""
-        rank, self.restarted = self.model.rank, True
+    def restart(self, generator: torch.Generator, reached: float | None = None) -> None:
+        """A random start around the constant function; the present weights come back if its first update is no better."""
+        if reached is not None:
+            self.fallback = self.weights, self.raw, reached
+        rank = self.model.rank
         pairs = zip(self.marginals, self.variances, strict=True)
         self._set([_near_constant(*marginal, v, rank, generator) for marginal, v in pairs], False)
 
@@ -270,12 +272,16 @@ class _Fit:
         self.weights = updated
         self.raw[d] = updated.factors[d] * self.variances[d].sqrt()
         objective.append(before - gain)
+        if self.fallback is not None:
+            if objective[-1] >= self.fallback[2]:
+                self.weights, self.raw, objective[-1] = self.fallback
+                self.design.reset()
+            self.fallback = None
 
     def _refresh(self, square: float, objective: list[float]) -> None:
         """Replace the predicted last objective by the one computed from the residuals."""
-        if objective and not self.restarted:
+        if objective and self.fallback is None:
             objective[-1] = square + float(self.strength() * self.penalty.value(self.weights))
-        self.restarted = False
 
     def _remember(self, d: int, sums: FactorSums, raw: Tensor) -> None:
         """Keep what the evidence of this factor needs; its sums are small until the Gram matrix is made of them."""
