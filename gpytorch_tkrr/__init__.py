@@ -25,6 +25,7 @@ from .errors import (
     TKRRWarning,
     UnsupportedKernelError,
 )
+from .gibbs import GibbsResult, fit_gibbs
 from .index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .kernel import HilbertKernel
 from .model import TKRR
@@ -47,6 +48,7 @@ __all__ = [
     "FrobeniusPenalty",
     "FullTensor",
     "FunctionDraws",
+    "GibbsResult",
     "HilbertKernel",
     "HyperbolicCross",
     "IndexSet",
@@ -66,6 +68,7 @@ __all__ = [
     "draw_posterior_functions",
     "draw_prior_functions",
     "fit_als",
+    "fit_gibbs",
     "register_spectral_density",
     "spectral_density",
 ]

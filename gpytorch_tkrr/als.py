@@ -20,6 +20,7 @@ from .evidence import FactorData, FactorEvidence, HyperparameterStep
 from .laplace import LaplacePosterior, laplace_blocks
 from .modes import SeparableKernel
 from .penalty import FrobeniusPenalty, Penalty
+from .progress import ProgressBar, progress_bar
 from .source import TrainingData
 from .sums import Design, FactorSums
 
@@ -104,7 +105,7 @@ def fit_als(
     generator = torch.Generator().manual_seed(torch.seed() if seed is None else seed)
     fit.start(initial_factors, generator)
     result = ALSResult()
-    bar = _progress_bar(progress, max_sweeps * 2 * (fit.num_dims - 1) + 1)
+    bar = progress_bar(progress, max_sweeps * 2 * (fit.num_dims - 1) + 1, "ALS", "update")
     try:
         _run(fit, result, max_sweeps, rel_tol, generator, bar)
         fit.finish(result)
@@ -118,19 +119,19 @@ def fit_als(
 
 
 def _run(
-    fit: _Fit, result: ALSResult, max_sweeps: int, rel_tol: float, generator: torch.Generator, bar: _Bar
+    fit: _Fit, result: ALSResult, max_sweeps: int, rel_tol: float, generator: torch.Generator, bar: ProgressBar
 ) -> None:
     """The sweeps: update mode 0, then back and forth."""
     last = fit.num_dims - 1
     order = [*range(1, last + 1), *range(last - 1, -1, -1)]
     fit.update(0, result.objective)
-    bar.update(result.objective[-1])
+    bar.update(f"objective {result.objective[-1]:.6g}")
     restarts = 3 if last > 0 else 0
     for _ in range(max_sweeps if last > 0 else 0):
         before = result.objective[-1]
         for d in order:
             fit.update(d, result.objective)
-            bar.update(result.objective[-1])
+            bar.update(f"objective {result.objective[-1]:.6g}")
         result.sweeps += 1
         after = result.objective[-1]
         if restarts and after > (1 - 1e-9) * fit.total:  # nothing has been explained: another start
@@ -214,7 +215,7 @@ class _Fit:
             self.fallback = self.weights, self.raw, reached
         rank = self.model.rank
         pairs = zip(self.marginals, self.variances, strict=True)
-        self._set([_near_constant(*marginal, v, rank, generator) for marginal, v in pairs], False)
+        self._set([near_constant(*marginal, v, rank, generator) for marginal, v in pairs], False)
 
     def _set(self, factors: list[Tensor], user_units: bool) -> None:
         self.weights = CPWeights(factors)
@@ -332,7 +333,7 @@ def _without_model(sums: FactorSums, gram: Tensor, raw: Tensor) -> FactorData:
     return FactorData(gram, sums.rhs + product, square, sums.count)
 
 
-def _near_constant(gram: Tensor, mean: Tensor, variances: Tensor, rank: int, generator: torch.Generator) -> Tensor:
+def near_constant(gram: Tensor, mean: Tensor, variances: Tensor, rank: int, generator: torch.Generator) -> Tensor:
     """Whitened weights of functions near 1: the best fit of 1, plus draws from the prior of comparable size."""
     root = variances.sqrt()
     gram, mean = gram * root.unsqueeze(-1) * root, mean * root
@@ -349,29 +350,3 @@ START_RIDGE = 1e-2
 
 #: Root-mean-square distance of the starting functions from the constant 1.
 START_SPREAD = 0.2
-
-
-class _Bar:
-    """A progress bar, or nothing."""
-
-    def __init__(self, bar: Any = None):
-        self._bar = bar
-
-    def update(self, objective: float) -> None:
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"objective {objective:.6g}", refresh=False)
-            self._bar.update()
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
-def _progress_bar(progress: bool, total: int) -> _Bar:
-    if not progress:
-        return _Bar()
-    try:
-        from tqdm import tqdm
-    except ImportError as error:
-        raise ImportError("progress=True needs tqdm: pip install tqdm, or gpytorch_tkrr[progress].") from error
-    return _Bar(tqdm(total=total, desc="ALS", unit="update"))

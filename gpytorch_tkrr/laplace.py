@@ -46,6 +46,11 @@ class LaplacePosterior:
         self.weights, self.variances, self.noise, self.blocks = weights, list(variances), noise, blocks
         self.bases: list[Basis] = []  # set by the model, which knows the box
 
+    @property
+    def rank(self) -> int:
+        """R."""
+        return self.weights.rank
+
     def _features(self, x: Tensor) -> list[Tensor]:
         """Whitened features `(..., n, M_d)` of each mode."""
         return [basis(x[..., d]) * self.variances[d].sqrt() for d, basis in enumerate(self.bases)]

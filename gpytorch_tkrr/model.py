@@ -28,6 +28,7 @@ from .errors import (
     SizeError,
     StalePosteriorWarning,
 )
+from .ensemble import DrawsPosterior
 from .laplace import LaplacePosterior, laplace_blocks
 from .modes import Mode, SeparableKernel, SpectralTerm, separate
 from .penalty import FrobeniusPenalty, Penalty
@@ -39,7 +40,7 @@ from .sums import Design
 MAX_MISSING = 0.05
 
 #: Posteriors that can be restored from a `state_dict`, by their kind.
-POSTERIORS: dict[str, Any] = {LaplacePosterior.kind: LaplacePosterior}
+POSTERIORS: dict[str, Any] = {cls.kind: cls for cls in (LaplacePosterior, DrawsPosterior)}
 
 
 class TKRR(GP):
@@ -336,7 +337,38 @@ class TKRR(GP):
         D tensors `(M_d, R)`: weights of :math:`z = \sqrt v \phi`, the outermost output scale left out of v, every component
         spread evenly over the dimensions.
         """
+        if not isinstance(self.posterior, LaplacePosterior):
+            raise NotFittedError("The model holds draws, not one set of factors: see model.posterior.factors.")
         return [factor.mT for factor in self.posterior.weights.balanced()]
+
+    def draws(self, x: Tensor) -> Tensor:
+        """
+        Whole functions drawn from the posterior, after :func:`~gpytorch_tkrr.fit_gibbs`.
+
+        :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension.
+        :return: `(S, ..., n)`: row s is the same function in every call.
+        """
+        posterior = self._draws_posterior()
+        x = x.unsqueeze(-1) if x.dim() == 1 else x
+        return self.mean_module(x) + posterior.draws(x).to(x.dtype)
+
+    def thin(self, num_draws: int) -> None:
+        """
+        Keep evenly spaced draws only, to make the model small.
+
+        :param num_draws: How many to keep.
+        """
+        posterior = self._draws_posterior()
+        if not 1 <= num_draws <= posterior.num_draws:
+            raise SizeError(f"num_draws must lie between 1 and {posterior.num_draws}; got {num_draws}.")
+        device = posterior.noise.device
+        kept = torch.linspace(0, posterior.num_draws - 1, num_draws, device=device).round().long()
+        self._posterior = posterior.subset(kept)
+
+    def _draws_posterior(self) -> DrawsPosterior:
+        if not isinstance(self.posterior, DrawsPosterior):
+            raise NotFittedError("The model holds no draws. Call gpytorch_tkrr.fit_gibbs(model) first.")
+        return self.posterior
 
     @torch.no_grad()
     def compute_covariance(self, *, data: Any = None, memory: int = 2 << 30) -> None:
@@ -431,7 +463,7 @@ class TKRR(GP):
         self._posterior = None
         if "posterior" in state:
             posterior = POSTERIORS[state["posterior"]["kind"]].from_state(state["posterior"])
-            self.rank = posterior.weights.rank
+            self.rank = posterior.rank
             name, strength = state["penalty"]
             penalties = {cls.__name__: cls for cls in Penalty.__subclasses__() + FrobeniusPenalty.__mro__[1].__subclasses__()}
             penalty = penalties[name]() if strength is None else penalties[name](strength)
