@@ -81,8 +81,7 @@ def _benchmark_section(report: dict[str, Any]) -> list[str]:
         *(lines if columns else []),
         "",
         *(line for note in report["notes"] for line in (_escape(note), "")),
-        f"*Command:* `python -m benchmarks {report['name']}`" + (f" with {_escape(options)}." if options else "."),
-        "",
+        *([f"*Settings:* {_escape(options)}.", ""] if options else []),
         f"*Measured with:* {_escape(machine)}.",
         "",
     ]

@@ -75,8 +75,8 @@ def fit_als(
     :param penalty: The penalty, by default :class:`FrobeniusPenalty`.
     :param initial_factors: D tensors `(M_d, R)` to start from, weights of :math:`z = \sqrt v \phi` with the outermost
         output scale left out of v.
-    :param learn_hyperparameters: Whether lengthscales, output scales and noise are learned along the way, by the evidence
-        of each factor, through the raw parameters of kernel and likelihood.
+    :param learn_hyperparameters: Whether lengthscales, output scales and noise are learned along the way, by the
+        evidence of each factor, through the raw parameters of kernel and likelihood. The objective may rise then.
     :param seed: Seed of the random start.
     :param progress: Whether to show a progress bar (needs tqdm).
     :param memory: Bytes that may be used beyond the data to keep products over modes; what does not fit is recomputed.
@@ -94,7 +94,8 @@ def fit_als(
     penalty = FrobeniusPenalty() if penalty is None else penalty
     if learn_hyperparameters and getattr(penalty, "strength", None) is not None:
         raise ValueError(
-            f"learn_hyperparameters=True learns noise and outputscale, but {penalty!r} fixes their ratio. Use strength=None."
+            f"learn_hyperparameters=True learns noise and outputscale, but {penalty!r} fixes their ratio. Use "
+            "strength=None."
         )
     if max_sweeps < 0 or rel_tol < 0:
         raise ValueError(f"max_sweeps and rel_tol must not be negative; got {max_sweeps} and {rel_tol}.")
@@ -140,7 +141,7 @@ def _run(
             continue
         if rel_tol > 0 and abs(before - after) <= rel_tol * abs(before):
             result.converged = True
-            result.message = f"Converged: the last of {result.sweeps} sweeps improved the objective by less than {rel_tol:g}."
+            result.message = f"Converged: the last of {result.sweeps} sweeps changed the objective by < {rel_tol:g}."
             return
     if last == 0:
         result.converged, result.message = True, "One input dimension: solved exactly by one update."
@@ -210,7 +211,7 @@ class _Fit:
             self.restart(generator)
 
     def restart(self, generator: torch.Generator, reached: float | None = None) -> None:
-        """A random start around the constant function; the present weights come back if its first update is no better."""
+        """A random start near the constant function; present weights come back if its first update is no better."""
         if reached is not None:
             self.fallback = self.weights, self.raw, reached
         rank = self.model.rank
@@ -323,7 +324,8 @@ class _Fit:
         if noise is None:
             assert square is not None
             noise = torch.as_tensor(square * scale**2 / self.training.summary.num_rows).to(weights.log_scales)
-        self.model.set_posterior(LaplacePosterior(weights, self.variances, noise.detach().double(), blocks), self.penalty)
+        posterior = LaplacePosterior(weights, self.variances, noise.detach().double(), blocks)
+        self.model.set_posterior(posterior, self.penalty)
 
 
 def _without_model(sums: FactorSums, gram: Tensor, raw: Tensor) -> FactorData:

@@ -61,11 +61,12 @@ def anova_kernel(
     r"""
     A product over dimensions of constant + linear + RBF kernels:
 
-    .. math:: k(x, x') = \sigma^2 \prod_d \bigl(c_d + \rho_d (x_d - m_d)(x'_d - m_d) + \alpha_d k_{\ell_d}(x_d, x'_d)\bigr).
+    .. math:: k(x, x') = \sigma^2 \prod_d
+        \bigl(c_d + \rho_d (x_d - m_d)(x'_d - m_d) + \alpha_d k_{\ell_d}(x_d, x'_d)\bigr).
 
-    Multiplied out it is a sum over all subsets of the inputs, a functional analysis of variance: the constants let a term
-    ignore an input. Every summand is a GPyTorch kernel with its own raw parameters; change priors, constraints or initial
-    values as usual.
+    Multiplied out it is a sum over all subsets of the inputs, a functional analysis of variance: the constants let a
+    term ignore an input. Every summand is a GPyTorch kernel with its own raw parameters; change priors, constraints or
+    initial values as usual.
 
     :param num_dims: D.
     :param center: :math:`m`, the middle of the inputs, a number or `(D,)`.

@@ -19,8 +19,8 @@ class CPWeights:
     r"""
     D factors with the scales of their columns apart: :math:`w_{dr} = e^{\ell_{dr}} \hat w_{dr}`.
 
-    Norms and correlations of each factor's columns are kept with it, so that products over all modes are cheap. Change a
-    factor by the methods only.
+    Norms and correlations of each factor's columns are kept with it, so that products over all modes are cheap. Change
+    a factor by the methods only.
 
     :param factors: D tensors :math:`\hat w_d` of shape `(R, M_d)`, float64.
     :param log_scales: :math:`\ell`, `(D, R)`, by default zeros; minus infinity for a column that is zero.

@@ -32,7 +32,7 @@ class FunctionDraws:
         weights = self.weights
         extra = features.dim() - weights.dim()  # batches of inputs that the model does not have
         weights = weights.reshape(weights.shape[0], *([1] * max(extra, 0)), *weights.shape[1:])
-        values = (features @ weights.unsqueeze(-1)).squeeze(-1)
+        values = (features @ weights.movedim(0, -1)).movedim(-1, 0)  # (S, ..., n)
         return prior.mean + values.to(prior.mean.dtype)
 
 

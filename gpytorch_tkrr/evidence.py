@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import gpytorch
 import numpy as np
 import scipy.optimize
 import torch
@@ -81,11 +82,11 @@ class HyperparameterStep:
     """
     A few quasi-Newton steps on the evidence of one factor, through the raw parameters of kernel and likelihood.
 
-    Constraints are those of the raw parameters, registered priors are added, and variances that the box cannot represent
-    are kept away from by a barrier. Parameters with ``requires_grad=False`` stay as they are.
+    Constraints are those of the raw parameters, registered priors are added, and variances that the box cannot
+    represent are kept away from by a barrier. Parameters with ``requires_grad=False`` stay as they are.
 
     :param separable: The kernel, read mode by mode.
-    :param modules: The kernel and the likelihood.
+    :param modules: The kernel and the likelihood, GPyTorch modules.
     :param noise: Returns the noise variance in the units of the sums.
     :param outputscale: Returns the outermost output scale in the units of the sums.
     :param grids: Points of each mode where its prior variance should be represented.
@@ -95,7 +96,7 @@ class HyperparameterStep:
     def __init__(
         self,
         separable: SeparableKernel,
-        modules: Sequence[nn.Module],
+        modules: Sequence[gpytorch.Module],
         noise: Callable[[], Tensor],
         outputscale: Callable[[], Tensor],
         grids: Sequence[Tensor],

@@ -205,7 +205,7 @@ class HilbertKernel(Kernel):
         expansion = self.expansion(x.shape[-1])
         # Inputs that are learned (deep kernels, inducing points) may leave the box while they are trained.
         is_data = self.training and not x.requires_grad
-        self._check_inputs(x, is_data)
+        self._check_inputs(expansion, x, is_data)
         features, gram_cache = self._evaluate(expansion, x)
         variances = expansion.variances()
         if self.training:
@@ -247,15 +247,15 @@ class HilbertKernel(Kernel):
         finally:
             self.training = mode
 
-    def _key(self, expansion: Expansion, x: Tensor) -> list[Tensor]:
-        return [x, *expansion.basis_parameters()]
+    def _is_cached(self, key: list[Tensor]) -> bool:
+        return self._cached is not None and _same_content(self._cached[0], key)
 
     def _evaluate(self, expansion: Expansion, x: Tensor) -> tuple[Tensor, GramCache | None]:
         """Features, from the cache where inputs and basis have the same content as last time."""
-        key = self._key(expansion, x)
+        key = _key(expansion, x)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in key):
             return expansion.features(x), None
-        if self._cached is not None and _same_content(self._cached[0], key):
+        if self._cached is not None and self._is_cached(key):
             return self._cached[1], self._cached[2]
         with torch.no_grad():
             features = expansion.features(x)
@@ -266,9 +266,9 @@ class HilbertKernel(Kernel):
             self._cached = ([tensor.detach().clone() for tensor in key], features, gram_cache)
         return features, gram_cache
 
-    def _check_inputs(self, x: Tensor, is_data: bool) -> None:
+    def _check_inputs(self, expansion: Expansion, x: Tensor, is_data: bool) -> None:
         """Refuse inputs that are not finite and, where they are training data, inputs outside the box."""
-        if self._cached is not None and _same_content(self._cached[0][:1], [x]):
+        if self._is_cached(_key(expansion, x)):
             return
         rows = as_inputs(x)
         inside = self.domain.contains(rows)
@@ -352,6 +352,11 @@ class HilbertKernel(Kernel):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cached": None}
+
+
+def _key(expansion: Expansion, x: Tensor) -> list[Tensor]:
+    """Everything that the features depend on."""
+    return [x, *expansion.basis_parameters()]
 
 
 def _same_content(left: list[Tensor], right: list[Tensor]) -> bool:

@@ -1,7 +1,8 @@
 r"""Uncertainty after ALS: a Gaussian around the weights, one block for each factor.
 
 With all factors but one fixed the model is linear in that one and its posterior is Gaussian,
-:math:`w_d \sim N(\hat w_d, s^2 P_d^{-1})`. The block Laplace approximation lets every factor vary about its mode on its own,
+:math:`w_d \sim N(\hat w_d, s^2 P_d^{-1})`. The block Laplace approximation lets every factor vary about its mode on its
+own,
 
 .. math:: \operatorname{var} f(x) = s^2 \sum_d g_d(x)^\top P_d^{-1} g_d(x),
 
@@ -78,8 +79,8 @@ class LaplacePosterior:
         """
         if self.blocks is None:
             raise NotFittedError(
-                "The posterior covariance has not been computed for these weights (they were loaded without it, or the fit "
-                "was interrupted). Call model.compute_covariance(), with data=(x, y) if the model holds no training data. "
+                "The posterior covariance has not been computed for these weights (they were loaded without it, or the "
+                "fit was interrupted). Call model.compute_covariance(), with data=(x, y) if the model holds no data. "
                 "The posterior mean is available."
             )
         features = self._features(x)
@@ -122,7 +123,8 @@ class LaplacePosterior:
         blocks = None
         if self.blocks is not None:
             blocks = [Conditional.from_factor(block.factor.to(device), block.scale.to(device)) for block in self.blocks]
-        return LaplacePosterior(self.weights.to(device), [v.to(device) for v in self.variances], self.noise.to(device), blocks)
+        variances = [v.to(device) for v in self.variances]
+        return LaplacePosterior(self.weights.to(device), variances, self.noise.to(device), blocks)
 
 
 def laplace_blocks(

@@ -31,7 +31,7 @@ from .errors import (
 from .ensemble import DrawsPosterior
 from .laplace import LaplacePosterior, laplace_blocks
 from .modes import Mode, SeparableKernel, SpectralTerm, separate
-from .penalty import FrobeniusPenalty, Penalty
+from .penalty import PENALTIES, FrobeniusPenalty, Penalty
 from .posterior import Posterior, PosteriorCovariance
 from .source import TensorSource, TrainingData, as_source
 from .sums import Design
@@ -54,8 +54,8 @@ class TKRR(GP):
 
     :param train_x: Training inputs `(N, D)`, or `(N,)` for one dimension; None for a model without data.
     :param train_y: Training targets `(N,)`; None for a model without data.
-    :param likelihood: A GPyTorch likelihood. With a BernoulliLikelihood the targets are classes {0, 1} or {-1, +1}, taken
-        as numbers -1 and +1.
+    :param likelihood: A GPyTorch likelihood. With a BernoulliLikelihood the targets are classes {0, 1} or {-1, +1},
+        taken as the numbers -1 and +1: the sign of the response decides (least-squares support vector machine).
     :param kernel: A separable kernel, stored as `covar_module`; by default :func:`~gpytorch_tkrr.anova_kernel`.
     :param rank: R, the number of components.
     :param num_basis: Number of sines, for all dimensions or for each.
@@ -164,7 +164,8 @@ class TKRR(GP):
         """Check the kernel tree; say once where it is not taken literally."""
         for path in self.separate().radial:
             warnings.warn(
-                f"{path} is not a product over input dimensions; the model uses the product of its one-dimensional kernels.",
+                f"{path} is not a product over input dimensions; the model uses the product of its one-dimensional "
+                "kernels.",
                 SeparableKernelWarning,
                 stacklevel=4,
             )
@@ -175,8 +176,8 @@ class TKRR(GP):
         if not inside.all():
             outside = (~inside).nonzero().flatten().tolist()
             raise DomainError(
-                f"Training inputs lie outside of the domain in dimensions {outside}. Use a larger Domain: the basis cannot "
-                "represent functions there."
+                f"Training inputs lie outside of the domain in dimensions {outside}. Use a larger Domain: the basis "
+                "cannot represent functions there."
             )
 
     def _warn_if_missing(self, lower: Tensor, upper: Tensor) -> None:
@@ -192,9 +193,10 @@ class TKRR(GP):
         if poor:
             worst = max(poor, key=lambda d: missing[d])
             warnings.warn(
-                f"The basis represents only {1 - missing[worst]:.0%} of the kernel's variance in input dimension {worst} "
-                f"(poor in dimensions {poor}): the lengthscale is too long for the box, or too short for num_basis="
-                f"{self.num_basis}. Set the lengthscale to suit the data, enlarge the Domain, or increase num_basis.",
+                f"The basis represents only {1 - missing[worst]:.0%} of the kernel's variance in input dimension "
+                f"{worst} (poor in dimensions {poor}): the lengthscale is too long for the box, or too short for "
+                f"num_basis={self.num_basis}. Set the lengthscale to suit the data, enlarge the Domain, or increase "
+                "num_basis.",
                 ApproximationWarning,
                 stacklevel=4,
             )
@@ -261,8 +263,8 @@ class TKRR(GP):
         for name, old, new in (("inputs", old_x, x), ("targets", self.train_targets, y)):
             if strict and old is not None and (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
                 raise RuntimeError(
-                    f"Cannot modify shape, dtype or device of {name} (expected {tuple(old.shape)}, {old.dtype}, {old.device}; "
-                    f"found {tuple(new.shape)}, {new.dtype}, {new.device}). Pass strict=False."
+                    f"Cannot modify shape, dtype or device of {name} (expected {tuple(old.shape)}, {old.dtype}, "
+                    f"{old.device}; found {tuple(new.shape)}, {new.dtype}, {new.device}). Pass strict=False."
                 )
         if self.domain is not None:
             rows = as_inputs(x)
@@ -273,7 +275,8 @@ class TKRR(GP):
         if self.is_fitted and not self.is_stale:
             self.is_stale = True
             warnings.warn(
-                "The training data of a fitted model were replaced: its posterior is that of the old data until the next fit.",
+                "The training data of a fitted model were replaced: its posterior is that of the old data until the "
+                "next fit.",
                 StalePosteriorWarning,
                 stacklevel=2,
             )
@@ -334,8 +337,8 @@ class TKRR(GP):
     @property
     def factors(self) -> list[Tensor]:
         r"""
-        D tensors `(M_d, R)`: weights of :math:`z = \sqrt v \phi`, the outermost output scale left out of v, every component
-        spread evenly over the dimensions.
+        D tensors `(M_d, R)`: weights of :math:`z = \sqrt v \phi`, the outermost output scale left out of v, every
+        component spread evenly over the dimensions.
         """
         if not isinstance(self.posterior, LaplacePosterior):
             raise NotFittedError("The model holds draws, not one set of factors: see model.posterior.factors.")
@@ -435,8 +438,8 @@ class TKRR(GP):
         dims = [d for d, flags in enumerate(short) if (flags & poor).any()] or list(range(len(short)))
         warnings.warn(
             f"The basis represents less than {1 - MAX_MISSING:.0%} of the prior variance at {int(poor.sum())} of "
-            f"{poor.numel()} points, because of input dimensions {dims}: they lie near or outside the edge of the domain, or "
-            "the lengthscale does not suit the box. The missing part is added as independent variance.",
+            f"{poor.numel()} points, because of input dimensions {dims}: they lie near or outside the edge of the "
+            "domain, or the lengthscale does not suit the box. The missing part is added as independent variance.",
             OutOfDomainWarning,
             stacklevel=3,
         )
@@ -465,14 +468,10 @@ class TKRR(GP):
             posterior = POSTERIORS[state["posterior"]["kind"]].from_state(state["posterior"])
             self.rank = posterior.rank
             name, strength = state["penalty"]
-            penalties = {cls.__name__: cls for cls in Penalty.__subclasses__() + FrobeniusPenalty.__mro__[1].__subclasses__()}
-            penalty = penalties[name]() if strength is None else penalties[name](strength)
+            penalty = PENALTIES[name]() if strength is None else PENALTIES[name](strength)
             stale = self.is_stale
             self.set_posterior(posterior.to(next(self.parameters()).device), penalty)
             self.is_stale = stale
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, **kwargs: Any) -> Any:
         """
@@ -512,16 +511,16 @@ def as_signs(y: Tensor) -> Tensor:
         return 2 * y - 1
     if ((y == -1) | (y == 1)).all():
         return y
-    raise InputError(f"With a BernoulliLikelihood targets must be 0 and 1, or -1 and +1; got {y.unique()[:5].tolist()}.")
+    values = y.unique()[:5].tolist()
+    raise InputError(f"With a BernoulliLikelihood targets must be 0 and 1, or -1 and +1; got {values}.")
 
 
 def _checked(x: Tensor, y: Tensor) -> tuple[tuple[Tensor], Tensor]:
     as_inputs(x)
     x = x.unsqueeze(-1) if x.dim() == 1 else x
     if not isinstance(y, Tensor) or x.dim() != 2 or y.shape not in (x.shape[:1], (x.shape[0], 1)):
-        raise InputError(
-            f"Inputs must have shape (N, D) and targets (N,); got {tuple(x.shape)} and {tuple(getattr(y, 'shape', ()))}."
-        )
+        shapes = f"{tuple(x.shape)} and {tuple(getattr(y, 'shape', ()))}"
+        raise InputError(f"Inputs must have shape (N, D) and targets (N,); got {shapes}.")
     y = y.reshape(-1)
     if not torch.isfinite(y).all():
         first = int((~torch.isfinite(y)).nonzero()[0, 0])

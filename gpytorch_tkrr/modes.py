@@ -62,7 +62,8 @@ class SpectralTerm(Term):
         self.kernel, self.num_columns, self.position, self.basis = kernel, num_columns, position, basis
 
     def variances(self) -> Tensor:
-        density = marginal_density(self.kernel, self.basis.frequencies.unsqueeze(-1), (self.position,), num_dims=self.num_columns)
+        omega = self.basis.frequencies.unsqueeze(-1)
+        density = marginal_density(self.kernel, omega, (self.position,), num_dims=self.num_columns)
         if self.num_columns == 1:
             return density
         return density * self._at_zero() ** (1 / self.num_columns - 1)
@@ -375,8 +376,8 @@ class _Splitter:
         if isinstance(kernel, kernels.LinearKernel):
             if len(columns) > 1:
                 raise UnsupportedKernelError(
-                    f"{path}: a LinearKernel over {len(columns)} input dimensions is a sum over them, not a product. Use "
-                    "one per dimension (active_dims=(d,)), added to that dimension's kernel."
+                    f"{path}: a LinearKernel over {len(columns)} input dimensions is a sum over them, not a product. "
+                    "Use one per dimension (active_dims=(d,)), added to that dimension's kernel."
                 )
             return {columns[0]: [LinearTerm(kernel)]}
         return self._leaf(kernel, columns, path)
@@ -404,8 +405,8 @@ class _Splitter:
                     if len(columns) == 1 and has_density(kernel, 1):
                         return {columns[0]: [SpectralTerm(kernel, 1, 0, self.sines[columns[0]])]}
                     raise UnsupportedKernelError(
-                        f"{path}: two factors of this ProductKernel act on input dimension {d}. A CP-weight model takes "
-                        "products over different dimensions; write the factor on this dimension as one kernel."
+                        f"{path}: two factors of this ProductKernel act on input dimension {d}. A CP-weight model "
+                        "takes products over different dimensions; write the factor on this dimension as one kernel."
                     )
                 result[d] = terms
         for constant in constants if len(constants) < len(kernel.kernels) else ():

@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 import torch
+from gpytorch.settings import observation_nan_policy
 from linear_operator import settings
 from linear_operator.operators import (
     AddedDiagLinearOperator,
@@ -111,6 +112,16 @@ class HilbertLinearOperator(LinearOperator):
         return torch.Size((*batch_shape, self.features.shape[-2], self.features.shape[-2]))
 
     def _matmul(self, rhs: Tensor) -> Tensor:
+        if observation_nan_policy.value() == "mask" and self.shape[-1] > settings.max_cholesky_size.value():
+            # Nothing but an iteration on a masked operator multiplies in this mode.
+            warnings.warn(
+                "With observation_nan_policy('mask') and more than max_cholesky_size = "
+                f"{settings.max_cholesky_size.value()} rows GPyTorch estimates the marginal likelihood by a random "
+                "iteration. Drop the rows with missing targets before training, which is exact and fast, or raise "
+                "gpytorch.settings.max_cholesky_size. Predictions are exact either way.",
+                DenseFallbackWarning,
+                stacklevel=2,
+            )
         is_vector = rhs.dim() == 1
         rhs_ = rhs.unsqueeze(-1) if is_vector else rhs
         features = self.features.double()
@@ -183,8 +194,8 @@ class HilbertLinearOperator(LinearOperator):
         weights = torch.randn(
             num_samples, *self.batch_shape, self.num_features, dtype=torch.float64, device=self.device
         )
-        weights = weights * self.scale
-        return (self.features.double() @ weights.unsqueeze(-1)).squeeze(-1).to(self.dtype)
+        weights = (weights * self.scale).movedim(0, -1)  # (..., M, S)
+        return (self.features.double() @ weights).movedim(-1, 0).to(self.dtype)
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
         if diag.dim() == 0 or diag.shape[-1] == 1:

@@ -10,6 +10,7 @@ never rises. A penalty sees whitened weights: those of :math:`z = \sqrt v \phi`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -122,3 +123,9 @@ class FactorPenalty(Penalty):
         squares = torch.stack([factor.square().sum(-1) for factor in weights.factors])  # (D, R)
         alive = ~torch.isinf(weights.log_scale())  # a component with a zero column might as well be zero throughout
         return (squares * clamped_exp(2 * weights.log_scales))[:, alive].sum()
+
+
+#: Penalties by name, to restore them from a `state_dict`.
+PENALTIES: dict[str, Callable[..., Penalty]] = {
+    penalty.__name__: penalty for penalty in (FrobeniusPenalty, ColumnPenalty, FactorPenalty)
+}

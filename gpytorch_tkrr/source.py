@@ -71,8 +71,8 @@ def as_source(data: object) -> Source:
         )
     if isinstance(data, Iterator):
         raise InputError(
-            f"data is a one-shot iterator ({type(data).__name__}), but every factor update reads the data again. Pass an "
-            "object whose iteration starts afresh each time: tensors, a list of batches, or a DataLoader."
+            f"data is a one-shot iterator ({type(data).__name__}), but every factor update reads the data again. Pass "
+            "an object whose iteration starts afresh each time: tensors, a list of batches, or a DataLoader."
         )
     return data
 

@@ -1,14 +1,14 @@
 r"""Sums over the data for one factor: the only place where data enter the CP-weight model.
 
 With all factors but one fixed the model is linear in that one. Row n of its design is
-:math:`p_n \otimes \phi_d(x_{nd})` with :math:`p_{nr} = \prod_{k \ne d} \phi_k(x_{nk})^\top a_{kr}`, and all that is needed
-of the data is
+:math:`p_n \otimes \phi_d(x_{nd})` with :math:`p_{nr} = \prod_{k \ne d} \phi_k(x_{nk})^\top a_{kr}`, and all that is
+needed of the data is
 
 .. math:: G = C^\top W C, \qquad b = C^\top W t, \qquad t^\top W t, \qquad N,
 
 in the raw basis, so that neither depends on hyperparameters. G follows from the sums of
-:math:`p_{nr} p_{ns} \psi_k(x_{nd})` over the moment functions :math:`\psi` (see :mod:`.moments`), one matrix product per
-batch. Columns with few distinct values are compressed to these values first. Arrays are rank-major, `(R, n)`.
+:math:`p_{nr} p_{ns} \psi_k(x_{nd})` over the moment functions :math:`\psi` (see :mod:`.moments`), one matrix product
+per batch. Columns with few distinct values are compressed to these values first. Arrays are rank-major, `(R, n)`.
 """
 
 from __future__ import annotations
@@ -310,9 +310,9 @@ class Design:
     r"""
     The design of every factor over a source of batches.
 
-    Batches and products over modes are kept where they fit into `memory` bytes: bond b, between modes b - 1 and b, holds
-    the product of all projections to its left or to its right, and passing a mode turns one bond over. So a sweep costs
-    one projection per factor update, whatever D. What does not fit is projected anew for each update.
+    Batches and products over modes are kept where they fit into `memory` bytes: bond b, between modes b - 1 and b,
+    holds the product of all projections to its left or to its right, and passing a mode turns one bond over. So a sweep
+    costs one projection per factor update, whatever D. What does not fit is projected anew for each update.
 
     :param batches: A source of :class:`~gpytorch_tkrr.source.Batch`, iterated again for every update unless kept.
     :param bases: The basis of each mode.

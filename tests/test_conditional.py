@@ -36,7 +36,8 @@ def test_scales_far_apart_and_singular_matrices_are_factorised():
     conditional = Conditional((root @ root.mT) * scale.unsqueeze(-1) * scale)
     assert conditional.jitter == 0.0
     solution = conditional.solve(scale) * scale
-    torch.testing.assert_close(solution, torch.linalg.solve(root @ root.mT, torch.ones(7).double()), rtol=1e-6, atol=1e-6)
+    expected = torch.linalg.solve(root @ root.mT, torch.ones(7).double())
+    torch.testing.assert_close(solution, expected, rtol=1e-6, atol=1e-6)
     singular = Conditional(torch.ones(4, 4, dtype=torch.float64))
     assert 0 < singular.jitter < 1e-10
 

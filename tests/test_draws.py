@@ -51,10 +51,10 @@ def test_moments(batch, scaled):
     x = torch.rand(*batch, 6, 2, dtype=torch.float64)
     with torch.no_grad():
         posterior, prior = model(x), model.forward(x)
-        draws = draw_posterior_functions(model, 5000)(x)
-        assert draws.shape == (5000, *batch, 6)
+        draws = draw_posterior_functions(model, 2000)(x)
+        assert draws.shape == (2000, *batch, 6)
         assert_moments(draws, posterior.mean, posterior.covariance_matrix)
-        assert_moments(draw_prior_functions(model, 5000)(x), prior.mean, prior.covariance_matrix)
+        assert_moments(draw_prior_functions(model, 2000)(x), prior.mean, prior.covariance_matrix)
 
 
 def test_draws_are_functions():

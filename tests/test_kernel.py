@@ -192,6 +192,9 @@ class TestCache:
         first = evaluate(kernel, x)
         kernel.domain.load_state_dict(Domain(0.0, 3.0).state_dict())
         assert not torch.equal(evaluate(kernel, x).features, first.features)
+        kernel.domain.load_state_dict(Domain(0.0, 0.1).state_dict())
+        with pytest.raises(DomainError):
+            kernel(x).to_dense()
 
     def test_evaluations_that_are_not_training_do_not_displace_the_training_rows(self):
         kernel, x = self.make()

@@ -55,7 +55,7 @@ def test_block_laplace_is_the_dense_formula():
 
 
 def test_one_dimension_is_the_exact_posterior_of_the_feature_gp():
-    model, x, y = make_model(1, rank=1)
+    model, x, _ = make_model(1, rank=1)
     tkrr.fit_als(model)
     (mode,) = model.separate().modes
     x_test = torch.rand(9, 1, dtype=torch.float64)

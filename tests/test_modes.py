@@ -76,7 +76,9 @@ SEPARABLE = {
     "inner scales": lambda: scaled(ProductKernel(scaled(rbf(0, 1, ard=True), 2.0), scaled(rbf(2), 0.3)), 1.5),
     "constant factor": lambda: ProductKernel(constant(2.5), rbf(0, 1, 2)),
     "per-dimension sums": lambda: (
-        (constant(0.5, 0) + LinearKernel(active_dims=(0,)) + rbf(0)) * (rbf(1) + scaled(rbf(1, lengthscale=1.5), 2.0)) * rbf(2)
+        (constant(0.5, 0) + LinearKernel(active_dims=(0,)) + rbf(0))
+        * (rbf(1) + scaled(rbf(1, lengthscale=1.5), 2.0))
+        * rbf(2)
     ),
     "constant in a sum": lambda: ProductKernel(AdditiveKernel(ConstantKernel(), rbf(0)), rbf(1, 2)),
     "periodic": lambda: periodic(0, 1) * rbf(2),

@@ -36,7 +36,8 @@ def test_operator_agrees_with_the_dense_matrix(monkeypatch):
         torch.testing.assert_close(operator[..., :3, :3].to_dense(), dense[..., :3, :3])
         torch.testing.assert_close(operator[..., :2, 1:4].to_dense(), dense[..., :2, 1:4])
         diagonal = torch.rand(dense.shape[:-1], dtype=torch.float64)
-        torch.testing.assert_close((operator + DiagLinearOperator(diagonal)).to_dense(), dense + torch.diag_embed(diagonal))
+        total = operator + DiagLinearOperator(diagonal)
+        torch.testing.assert_close(total.to_dense(), dense + torch.diag_embed(diagonal))
         root = operator.root_decomposition().root.to_dense()
         torch.testing.assert_close(root @ root.mT, dense)
 
@@ -50,12 +51,12 @@ def test_vector_products_and_elements():
 
 
 def test_dtype_and_gradients():
-    operator, dense = covariance(5, 2, dtype=torch.float32)
+    operator, _ = covariance(5, 2, dtype=torch.float32)
     assert operator.dtype == operator.to_dense().dtype == torch.float32
     assert operator.diagonal(dim1=-1, dim2=-2).dtype == (operator @ torch.ones(5, 1)).dtype == torch.float32
     x = torch.rand(5, 2, dtype=torch.float64, requires_grad=True)
     for value in (lambda op: op.diagonal(dim1=-1, dim2=-2).sum(), lambda op: (op @ torch.ones(5, 1).double()).sum()):
         (gradient,) = torch.autograd.grad(value(PosteriorCovariance(x, posterior=Waves())), x)
         root = Waves().root(x)
-        (expected,) = torch.autograd.grad(value((root @ root.mT)), x)
+        (expected,) = torch.autograd.grad(value(root @ root.mT), x)
         torch.testing.assert_close(gradient, expected)

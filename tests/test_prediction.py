@@ -13,7 +13,7 @@ from gpytorch.kernels import AdditiveKernel, ConstantKernel, LinearKernel, Perio
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from gpytorch_tkrr import Domain, DomainError, HilbertKernel, InputError, OutOfDomainWarning
+from gpytorch_tkrr import DenseFallbackWarning, Domain, DomainError, HilbertKernel, InputError, OutOfDomainWarning
 from gpytorch_tkrr.prediction import HilbertPredictionStrategy, WeightPosterior
 
 pytestmark = pytest.mark.filterwarnings("ignore:The input matches the stored training data")
@@ -181,6 +181,20 @@ def test_likelihood_with_missing_targets_equals_that_of_the_rest():
     ]
     for left, right in zip(*gradients, strict=True):
         assert torch.allclose(left, right, rtol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
+def test_random_estimates_of_a_masked_likelihood_are_announced(test_x):
+    model = make_model(1300).train()
+    keep = torch.rand(1300) > 0.3
+    targets = torch.where(keep, model.train_targets, torch.nan)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    with settings.observation_nan_policy("mask"), pytest.warns(DenseFallbackWarning, match="random iteration"):
+        mll(model(*model.train_inputs), targets)
+    expected = retrained(model, model.train_inputs[0][keep], model.train_targets[keep])(test_x)
+    model.set_train_data(targets=targets)
+    with settings.observation_nan_policy("mask"):
+        assert_same(model.eval()(test_x), expected)  # predictions are exact, and silent
 
 
 def test_caches_with_a_graph_serve_two_backward_passes(test_x):

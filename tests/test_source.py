@@ -44,10 +44,10 @@ def test_one_shot_iterators_are_refused():
 def test_rows_that_are_not_finite_are_named(bad):
     x, y = X.clone(), Y.clone()
     x[33, 1] = bad
-    with pytest.raises(InputError, match="inputs.*row 33"):
+    with pytest.raises(InputError, match=r"inputs.*row 33"):
         TrainingData(TensorSource(x, Y, batch_rows=10))
     y[41] = bad
-    with pytest.raises(InputError, match="targets.*row 41"):
+    with pytest.raises(InputError, match=r"targets.*row 41"):
         TrainingData(TensorSource(X, y, batch_rows=10))
 
 

@@ -49,7 +49,8 @@ def test_sums_equal_dense_ones_in_any_order_of_updates(memory, weighted, compres
         sums = design.sums(d, factors, scale)
         gram, rhs, square = dense_sums(x, y, weight, d, factors, scale)
         size = gram.shape[0]
-        torch.testing.assert_close(sums.gram().reshape(size, size), gram, rtol=1e-12, atol=1e-12 * float(gram.abs().max()))
+        largest = float(gram.abs().max())
+        torch.testing.assert_close(sums.gram().reshape(size, size), gram, rtol=1e-12, atol=1e-12 * largest)
         torch.testing.assert_close(sums.rhs.flatten(), rhs, rtol=1e-12, atol=1e-12 * float(rhs.abs().max()))
         torch.testing.assert_close(sums.square, square, rtol=1e-12, atol=0)
         assert int(sums.count) == N
