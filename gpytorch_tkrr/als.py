@@ -157,9 +157,7 @@ def _run(
 class _Fit:
     """The state of a fit: whitened weights whose columns have unit root-mean-square on the data."""
 
-    def __init__(
-        self, model: TKRR, training: TrainingData, penalty: Penalty, learn_hyperparameters: bool, memory: int
-    ):
+    def __init__(self, model: TKRR, training: TrainingData, penalty: Penalty, learn_hyperparameters: bool, memory: int):
         self.model, self.training, self.penalty = model, training, penalty
         self.separable: SeparableKernel = model.separate()
         self.num_dims = len(self.separable.modes)

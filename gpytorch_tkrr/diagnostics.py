@@ -46,7 +46,8 @@ def split_rhat(draws: ArrayLike) -> NDArray[np.float64]:
 
 def effective_sample_size(draws: ArrayLike) -> NDArray[np.float64]:
     """
-    The number of independent draws that would tell the mean as well, by the initial positive sequence of autocorrelations.
+    The number of independent draws that would tell the mean as well, by the initial positive sequence of the
+    autocorrelations.
 
     :param draws: `(chains, draws, ...)` with at least four draws.
     :return: `(...)`.

@@ -96,6 +96,20 @@ class DrawsPosterior:
         chosen.bases = self.bases
         return chosen
 
+    def extended(self, later: DrawsPosterior) -> DrawsPosterior:
+        """
+        These draws followed by others of the same chains.
+
+        :param later: The others.
+        """
+        return DrawsPosterior(
+            [torch.cat(pair) for pair in zip(self.factors, later.factors, strict=True)],
+            torch.cat([self.noise, later.noise]),
+            {name: torch.cat([values, later.hyperparameters[name]]) for name, values in self.hyperparameters.items()},
+            torch.cat([self.chains, later.chains]),
+            later.resume,
+        )
+
     def state(self) -> dict[str, Any]:
         """Tensors and numbers that describe the posterior."""
         return {

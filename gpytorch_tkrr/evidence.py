@@ -164,9 +164,7 @@ class HyperparameterStep:
         return total
 
 
-def _maximise(
-    terms: Sequence[Callable[[], Tensor]], parameters: Sequence[nn.Parameter], max_iterations: int
-) -> None:
+def _maximise(terms: Sequence[Callable[[], Tensor]], parameters: Sequence[nn.Parameter], max_iterations: int) -> None:
     """A few steps of L-BFGS-B on a sum, in place; parameters stay as they are where no step improves it."""
     start = [parameter.detach().clone() for parameter in parameters]
     best: tuple[float, list[Tensor]] = (-1e300, start)
@@ -198,7 +196,11 @@ def _maximise(
 
     flat = torch.cat([parameter.reshape(-1).double() for parameter in start]).cpu().numpy()
     scipy.optimize.minimize(
-        negative, flat, jac=True, method="L-BFGS-B", bounds=[(v - 1.0, v + 1.0) for v in flat],
+        negative,
+        flat,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(v - 1.0, v + 1.0) for v in flat],
         options={"maxiter": max_iterations, "maxfun": 2 * max_iterations},
     )
     for parameter, value in zip(parameters, best[1], strict=True):

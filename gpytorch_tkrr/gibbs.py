@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,8 @@ from .diagnostics import effective_sample_size, split_rhat
 from .ensemble import DrawsPosterior
 from .errors import ConvergenceWarning, InputError
 from .hyperparameters import Hyperparameters
-from .progress import progress_bar
+from .laplace import LaplacePosterior
+from .progress import ProgressBar, progress_bar
 from .sampler import GibbsSampler, GibbsState, NoiseModel
 from .source import TrainingData
 from .sums import Design
@@ -31,8 +32,6 @@ MAX_RHAT = 1.1
 
 #: Training rows whose function values are watched for convergence.
 NUM_WATCHED = 50
-
-_RESUME_VERSION = 1
 
 
 @dataclass
@@ -57,7 +56,7 @@ class GibbsResult:
 
     def summary(self) -> str:
         """A table: mean, standard deviation, 95 % interval, R-hat and effective sample size of each quantity."""
-        rows = [("", "mean", "sd", "2.5 %", "97.5 %", "R-hat", "ESS")]
+        rows: list[tuple[str, ...]] = [("", "mean", "sd", "2.5 %", "97.5 %", "R-hat", "ESS")]
         for name, values in {"noise": self.posterior.noise, **self.posterior.hyperparameters}.items():
             low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=values.dtype, device=values.device))
             numbers = (values.mean(), values.std(), low, high)
@@ -66,7 +65,9 @@ class GibbsResult:
         rows.append(("f (worst watched value)", "", "", "", "", f"{self.rhat['f']:.3f}", f"{self.ess['f']:.0f}"))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [
-            "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+            "  ".join(
+                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
             for row in rows
         ]
         return "\n".join([*lines, f"effective rank {self.effective_rank:.1f}", self.message])
@@ -101,10 +102,12 @@ def fit_gibbs(
     r"""
     Draw the CP weights, the noise and all free hyperparameters from their posterior by Gibbs sampling.
 
-    One sweep visits every factor once and costs as much as half a sweep of :func:`~gpytorch_tkrr.fit_als`. Kernel and
-    likelihood are left at the posterior mean. Hyperparameters with ``requires_grad=False`` stay fixed; priors and
-    constraints registered on the kernel and the likelihood are honoured. See :mod:`gpytorch_tkrr.hyperparameters` for the
-    weak defaults.
+    One sweep visits every factor once and costs as much as half a sweep of :func:`~gpytorch_tkrr.fit_als`. A model that
+    has been fitted by ALS is the start of all chains. A model that holds draws already is continued, and new draws are
+    added to the old ones, where ``num_warmup=0``. Kernel and likelihood are left at the posterior mean.
+
+    Hyperparameters with ``requires_grad=False`` stay fixed; priors and constraints registered on the kernel and the
+    likelihood are honoured. See :mod:`gpytorch_tkrr.hyperparameters` for the weak defaults.
 
     :param model: The model; its posterior is replaced.
     :param data: `(x, y)`, or an iterable of such batches that starts afresh each time; by default the training data of
@@ -133,108 +136,142 @@ def fit_gibbs(
         )
     if num_draws < 4 or num_warmup < 0 or num_chains < 1:
         raise ValueError(
-            f"num_draws must be at least 4, num_warmup at least 0 and num_chains at least 1; got {num_draws}, {num_warmup} "
-            f"and {num_chains}."
+            f"num_draws must be at least 4, num_warmup at least 0 and num_chains at least 1; got {num_draws}, "
+            f"{num_warmup} and {num_chains}."
         )
-    training = model.training_data(data)
-    fit = _Fit(model, training, memory)
+    earlier = model.posterior if num_warmup == 0 and model.is_fitted and not model.is_stale else None
+    if isinstance(earlier, DrawsPosterior):
+        num_chains = len(earlier.resume["chains"])
+    fit = _Fit(model, model.training_data(data), earlier, memory)
     seeds = np.random.SeedSequence(seed).spawn(num_chains)
     bar = progress_bar(progress, num_chains * (num_warmup + num_draws), "Gibbs", "sweep")
     try:
-        draws = [
-            draw
-            for chain in range(num_chains)
-            for draw in fit.chain(chain, np.random.default_rng(seeds[chain]), num_warmup, num_draws, bar)
+        chains = [
+            fit.chain(number, np.random.default_rng(chain_seed), num_warmup, num_draws, bar)
+            for number, chain_seed in enumerate(seeds)
         ]
     finally:
         bar.close()
-    return fit.finish(draws, num_chains)
+    return fit.finish(chains)
 
 
 @dataclass
-class _Draw:
-    chain: int
-    factors: list[Tensor]
-    noise: float
-    hyperparameters: Tensor
-    energies: Tensor
+class _Chain:
+    """The draws of one chain, for targets of unit variance, and what it needs to go on."""
+
+    factors: list[Tensor]  # D tensors (S, R, M_d)
+    noise: Tensor  # (S,)
+    hyperparameters: Tensor  # (S, P)
+    energies: Tensor  # (S, R)
+    resume: dict[str, Any]
 
 
 class _Fit:
     """What all chains of a fit have in common."""
 
-    def __init__(self, model: TKRR, training: TrainingData, memory: int):
-        self.model, self.training = model, training
+    def __init__(self, model: TKRR, training: TrainingData, earlier: Any, memory: int):
+        self.model, self.training, self.earlier = model, training, earlier
         self.separable = model.separate()
+        self.num_dims = len(self.separable.modes)
         summary = training.summary
+        centers = earlier.resume["centers"] if isinstance(earlier, DrawsPosterior) else None
         with torch.enable_grad():
             half_range = (summary.upper - summary.lower) / 2
-            self.hyperparameters = Hyperparameters(model.covar_module, self.separable, half_range)
+            self.hyperparameters = Hyperparameters(model.covar_module, self.separable, half_range, centers)
         self.design = Design(training, [mode.basis for mode in self.separable.modes], memory=memory)
-        self.marginals = self.design.marginals()
         fraction = torch.linspace(0, 1, 33, dtype=torch.float64, device=summary.lower.device)
         self.grids = [a + fraction * (b - a) for a, b in zip(summary.lower, summary.upper, strict=True)]
-        self.start = self.hyperparameters.get(range(len(self.hyperparameters.slots)))
+        self.all_slots = range(len(self.hyperparameters.slots))
+        self.start = self.hyperparameters.get(self.all_slots)
         self.noise_model = _noise_model(model.likelihood, training.scale**2)
+        self.share = training.scale ** (1 / self.num_dims)  # of the targets' scale in each factor
 
-    def chain(
-        self, number: int, rng: np.random.Generator, num_warmup: int, num_draws: int, bar: Any
-    ) -> Iterator[_Draw]:
-        """The draws of one chain."""
+    def chain(self, number: int, rng: np.random.Generator, num_warmup: int, num_draws: int, bar: ProgressBar) -> _Chain:
+        """Run one chain."""
         hyper = self.hyperparameters
-        hyper.set(range(len(hyper.slots)), self.start)
+        state = self._initial_state(number, rng)
         sampler = GibbsSampler(
             self.design, self.separable, hyper, self.training.scale**2, self.noise_model, self.grids, rng,
             rank=self.model.rank,
-        )
-        state = self._initial_state(rng)
+        )  # fmt: skip
         self.design.reset()
-        num_dims = len(self.separable.modes)
+        factors: list[list[Tensor]] = [[] for _ in range(self.num_dims)]
+        noise, values, energies = [], [], []
+        forth = range(self.num_dims)
+        done = self.earlier.resume["chains"][number]["sweeps"] if isinstance(self.earlier, DrawsPosterior) else 0
         for sweep in range(num_warmup + num_draws):
-            order = range(num_dims) if sweep % 2 == 0 else range(num_dims - 1, -1, -1)
+            order = forth if (done + sweep) % 2 == 0 else forth[::-1]
             sampler.sweep(state, order, adapt=min(0.5, 5 / (sweep + 5)) if sweep < num_warmup else 0.0)
             bar.update(f"noise {state.noise * self.training.scale**2:.4g}")
             if sweep >= num_warmup:
-                assert sampler.energies is not None
-                yield _Draw(number, list(state.factors), state.noise, hyper.values(), sampler.energies)
+                for kept, factor in zip(factors, state.factors, strict=True):
+                    kept.append(factor)
+                noise.append(state.noise)
+                values.append(hyper.values())
+                energies.append(sampler.energies)
+        resume = {
+            "precisions": state.precisions,
+            "steps": state.steps,
+            "coordinates": hyper.get(self.all_slots),
+            "rng": rng.bit_generator.state,
+            "sweeps": done + num_warmup + num_draws,
+        }
+        return _Chain(
+            [torch.stack(kept) for kept in factors],
+            torch.tensor(noise, dtype=torch.float64, device=state.precisions.device),
+            torch.stack(values).to(state.precisions.device),
+            torch.stack(energies),
+            resume,
+        )
 
-    def _initial_state(self, rng: np.random.Generator) -> GibbsState:
-        """Components near the constant function, of random size."""
-        rank, modes = self.model.rank, self.separable.modes
-        generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
-        factors = []
-        for mode, marginal in zip(modes, self.marginals, strict=True):
-            variances = mode.variances()
-            factors.append(near_constant(*marginal, variances, rank, generator) * variances.sqrt())
-        size = torch.from_numpy(rng.standard_normal((rank, 1))).to(factors[0].device)
-        factors[0] = factors[0] * size / math.sqrt(rank)
-        precisions = torch.full((rank,), rank ** (1 / len(modes)), dtype=torch.float64, device=size.device)
-        steps = torch.full((len(self.hyperparameters.slots),), math.log(0.3), dtype=torch.float64)
+    def _initial_state(self, number: int, rng: np.random.Generator) -> GibbsState:
+        """Where an earlier chain stopped, an earlier ALS fit, or components near the constant function."""
+        hyper, rank, earlier = self.hyperparameters, self.model.rank, self.earlier
+        if isinstance(earlier, DrawsPosterior):
+            resume = earlier.resume["chains"][number]
+            hyper.set(self.all_slots, resume["coordinates"])
+            rng.bit_generator.state = resume["rng"]
+            last = int((earlier.chains == number).nonzero()[-1])
+            factors = [factor[last] / self.share for factor in earlier.factors]
+            noise = float(earlier.noise[last]) / self.training.scale**2
+            return GibbsState(factors, noise, resume["precisions"].clone(), resume["steps"].clone())
+        hyper.set(self.all_slots, self.start)
+        variances = [mode.variances() for mode in self.separable.modes]
+        if self.model.is_fitted and isinstance(self.model.posterior, LaplacePosterior):
+            factors = [w.mT / self.share * v.sqrt() for w, v in zip(self.model.factors, variances, strict=True)]
+        else:
+            generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+            marginals = zip(self.design.marginals(), variances, strict=True)
+            factors = [near_constant(*marginal, v, rank, generator) * v.sqrt() for marginal, v in marginals]
+            size = torch.from_numpy(rng.standard_normal((rank, 1))).to(factors[0].device)
+            factors[0] = factors[0] * size / math.sqrt(rank)
+        precisions = torch.full((rank,), rank ** (1 / self.num_dims), dtype=torch.float64, device=factors[0].device)
+        steps = torch.full((len(hyper.slots),), math.log(0.3), dtype=torch.float64)
         noise = self.noise_model.start(float(self.model.noise()) / self.training.scale**2)
         return GibbsState(factors, noise, precisions, steps)
 
-    def finish(self, draws: Sequence[_Draw], num_chains: int) -> GibbsResult:
+    def finish(self, chains: Sequence[_Chain]) -> GibbsResult:
         """Hand the draws to the model and judge them."""
-        scale, hyper = self.training.scale, self.hyperparameters
-        num_dims = len(self.separable.modes)
-        share = scale ** (1 / num_dims)
-        factors = [torch.stack([draw.factors[d] for draw in draws]) * share for d in range(num_dims)]
-        device = factors[0].device
-        noise = torch.tensor([draw.noise * scale**2 for draw in draws], dtype=torch.float64, device=device)
-        values = torch.stack([draw.hyperparameters for draw in draws]).to(device)  # (S, P)
-        chains = torch.tensor([draw.chain for draw in draws], device=device)
+        hyper = self.hyperparameters
+        factors = [torch.cat([chain.factors[d] for chain in chains]) * self.share for d in range(self.num_dims)]
+        noise = torch.cat([chain.noise for chain in chains]) * self.training.scale**2
+        values = torch.cat([chain.hyperparameters for chain in chains])  # (S, P)
+        numbers = torch.cat([torch.full_like(chain.noise, i).long() for i, chain in enumerate(chains)])
         named = {name: values[:, i] for i, name in enumerate(hyper.names)}
-        posterior = DrawsPosterior(factors, noise, named, chains, {"centers": hyper.centers})
+        resume = {"centers": hyper.centers, "chains": [chain.resume for chain in chains]}
+        posterior = DrawsPosterior(factors, noise, named, numbers, resume)
+        if isinstance(self.earlier, DrawsPosterior):
+            posterior = self.earlier.extended(posterior)
         self.model.set_posterior(posterior)
-        hyper.set_values(values.mean(0))
+        if hyper.slots:
+            hyper.set_values(torch.stack([draws.mean() for draws in posterior.hyperparameters.values()]))
         if self.noise_model.is_free:
-            self.model.likelihood.initialize(noise=float(noise.mean()))
-        energies = torch.stack([draw.energies for draw in draws])  # (S, R), in units of the targets' variance
+            self.model.likelihood.initialize(noise=float(posterior.noise.mean()))
+        energies = torch.cat([chain.energies for chain in chains])  # (S, R), in units of the targets' variance
         effective_rank = float((energies > 1e-3).sum(-1).double().mean())
-        rhat, ess = self._diagnose(posterior, num_chains)
-        return GibbsResult(
-            self.model, posterior, rhat, ess, effective_rank, _verdict(posterior, num_chains, rhat, ess, self.separable)
-        )
+        rhat, ess = self._diagnose(posterior, len(chains))
+        message = _verdict(posterior, len(chains), rhat, [mode.num_functions for mode in self.separable.modes])
+        return GibbsResult(self.model, posterior, rhat, ess, effective_rank, message)
 
     def _diagnose(self, posterior: DrawsPosterior, num_chains: int) -> tuple[dict[str, float], dict[str, float]]:
         batch = next(iter(self.training))
@@ -242,15 +279,13 @@ class _Fit:
         quantities = {"noise": posterior.noise, **posterior.hyperparameters, "f": posterior.draws(batch.x[rows])}
         rhat, ess = {}, {}
         for name, values in quantities.items():
-            array = values.cpu().numpy()
-            array = array.reshape(num_chains, -1, *array.shape[1:])
+            array = np.stack([values[posterior.chains == number].cpu().numpy() for number in range(num_chains)])
             rhat[name] = float(split_rhat(array).max())
             ess[name] = float(effective_sample_size(array).min())
         return rhat, ess
 
 
-def _verdict(posterior: DrawsPosterior, num_chains: int, rhat: dict[str, float], ess: dict[str, float], separable) -> str:
-    sizes = [mode.num_functions for mode in separable.modes]
+def _verdict(posterior: DrawsPosterior, num_chains: int, rhat: dict[str, float], sizes: Sequence[int]) -> str:
     message = (
         f"{posterior.num_draws} draws of {num_chains} chain(s), rank {posterior.rank}, "
         f"{min(sizes)} to {max(sizes)} functions per dimension."

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ class _Slot:
 
     name: str
     parameter: nn.Parameter
-    constraint: object
+    constraint: Any
     position: int
     is_log: bool
 
@@ -102,7 +103,7 @@ class Hyperparameters:
             if slot.parameter in touched and bool(touched[slot.parameter].reshape(-1)[slot.position] != 0)
         }
 
-    def _find_registered(self) -> list[tuple[set[int], object, object, object]]:
+    def _find_registered(self) -> list[tuple[set[int], Any, Any, Any]]:
         """Registered priors with the slots they speak about."""
         found = []
         for _, module, prior, closure, _ in self.kernel.named_priors():
@@ -114,15 +115,15 @@ class Hyperparameters:
 
     def _default_centers(self, half_range: Tensor) -> dict[str, float]:
         owners = {
-            parameter: module
-            for module in self.kernel.modules()
-            for parameter in module.parameters(recurse=False)
+            parameter: module for module in self.kernel.modules() for parameter in module.parameters(recurse=False)
         }
         centers = {}
         for i, slot in enumerate(self.slots):
             centers[slot.name] = self.get([i])[0].item()
             if slot.is_lengthscale and not isinstance(owners[slot.parameter], PeriodicKernel):
-                seen = [float(half_range[d].log()) for d, users in enumerate(self.users) if i in users and half_range[d] > 0]
+                seen = [
+                    float(half_range[d].log()) for d, users in enumerate(self.users) if i in users and half_range[d] > 0
+                ]
                 if seen:
                     centers[slot.name] = sum(seen) / len(seen)
         return centers

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .anova import anova_kernel
 from .domain import Domain, as_inputs
+from .ensemble import DrawsPosterior
 from .errors import (
     ApproximationWarning,
     DomainError,
@@ -28,7 +29,6 @@ from .errors import (
     SizeError,
     StalePosteriorWarning,
 )
-from .ensemble import DrawsPosterior
 from .laplace import LaplacePosterior, laplace_blocks
 from .modes import Mode, SeparableKernel, SpectralTerm, separate
 from .penalty import PENALTIES, FrobeniusPenalty, Penalty
@@ -425,17 +425,22 @@ class TKRR(GP):
     def _missing_variance(self, x: Tensor) -> Tensor | None:
         """Prior variance that the basis does not represent at x, `(..., n)`, where that is more than a little."""
         separable = self.separate()
-        exact, represented, short = [], [], []
+        total: Tensor | None = None
+        kept: Tensor | None = None
+        short = []
         for d, mode in enumerate(separable.modes):
-            exact.append(mode.prior_variance(x[..., d]).detach())
-            represented.append(torch.minimum(_represented(mode, x[..., d]), exact[-1]))
-            short.append(represented[-1] < (1 - MAX_MISSING) * exact[-1])
-        total = torch.stack(exact).log().sum(0).exp()
-        kept = torch.stack(represented).prod(0)
-        poor = kept < (1 - MAX_MISSING) * total
+            exact = mode.prior_variance(x[..., d]).detach()
+            represented = torch.minimum(_represented(mode, x[..., d]), exact)
+            short.append(represented < (1 - MAX_MISSING) * exact)
+            # Dimensions that represent their part count as complete: small shortfalls of many must not add up.
+            represented = torch.where(short[-1], represented, exact)
+            total = exact if total is None else total * exact
+            kept = represented if kept is None else kept * represented
+        assert total is not None and kept is not None
+        poor = torch.stack(short).any(0)
         if not poor.any():
             return None
-        dims = [d for d, flags in enumerate(short) if (flags & poor).any()] or list(range(len(short)))
+        dims = [d for d, flags in enumerate(short) if flags.any()]
         warnings.warn(
             f"The basis represents less than {1 - MAX_MISSING:.0%} of the prior variance at {int(poor.sum())} of "
             f"{poor.numel()} points, because of input dimensions {dims}: they lie near or outside the edge of the "

@@ -40,7 +40,7 @@ TAU_SHAPE = 2.0
 #: Shape and scale of the default inverse-Gamma prior of the noise variance, in units of the targets' variance.
 NOISE_SHAPE, NOISE_SCALE = 1.0, 1e-3
 
-#: A lengthscale must leave at least this fraction of a mode's prior variance represented, on average over the data's range.
+#: A lengthscale must leave at least this fraction of a mode's prior variance represented, all over the data's range.
 MIN_REPRESENTED = 0.95
 
 #: Acceptance rate that the proposals are tuned to during warm-up.
@@ -65,9 +65,7 @@ class FactorConditional:
         precision.diagonal().add_(prior.repeat_interleave(size))
         self.conditional = Conditional(precision)
         self.half = self.conditional.half_solve((rhs * self.root / noise).reshape(-1, 1)).squeeze(-1)
-        self.log_evidence = float(
-            (size * prior.log().sum() - self.conditional.logdet() + self.half.square().sum()) / 2
-        )
+        self.log_evidence = float((size * prior.log().sum() - self.conditional.logdet() + self.half.square().sum()) / 2)
 
     def draw(self, noise: Tensor) -> Tensor:
         """
@@ -187,13 +185,18 @@ class GibbsSampler:
     ):
         self.precision_rate = TAU_SHAPE * rank ** (-1 / len(separable.modes))
         self.design, self.separable, self.hyperparameters = design, separable, hyperparameters
-        self.outputscale_unit, self.noise_model, self.rng, self.num_moves = outputscale_unit, noise_model, rng, num_moves
+        self.outputscale_unit, self.noise_model, self.rng, self.num_moves = (
+            outputscale_unit,
+            noise_model,
+            rng,
+            num_moves,
+        )
         self.grids = list(grids)
         self.squares = [mode.basis(grid).square() for mode, grid in zip(separable.modes, grids, strict=True)]
         self.num_dims = len(separable.modes)
         self.variances: list[Tensor] = [torch.empty(0)] * self.num_dims
         self.prior_factor = 1.0  # the share of the output scale in the prior variance of each mode's weights
-        self.energies: Tensor | None = None  # mean square of each component over the data
+        self.energies = torch.zeros(rank, dtype=torch.float64)  # mean square of each component over the data
         self.refresh()
 
     def _normal(self, *shape: int) -> Tensor:
@@ -292,7 +295,7 @@ class GibbsSampler:
         for d, users in enumerate(self.hyperparameters.variance_users):
             if users & set(index):
                 exact = self.separable.modes[d].prior_variance(self.grids[d])
-                if float((self.squares[d] @ self.variances[d] / exact).mean()) < MIN_REPRESENTED:
+                if float((self.squares[d] @ self.variances[d] / exact).min()) < MIN_REPRESENTED:
                     return False
         return True
 

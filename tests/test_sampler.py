@@ -1,10 +1,9 @@
-"""The Gibbs sampler: each conditional against dense formulas, the whole against the prior that it must leave invariant."""
+"""The Gibbs sampler: its conditionals against dense formulas, the whole against the prior that it leaves invariant."""
 
 from __future__ import annotations
 
 import math
 
-import gpytorch
 import numpy as np
 import pytest
 import scipy.stats
@@ -96,12 +95,10 @@ class _Problem:
 
     def sampler(self, y: torch.Tensor, rng: np.random.Generator) -> GibbsSampler:
         design = Design([Batch(self.x, y)], [mode.basis for mode in self.separable.modes])
-        return GibbsSampler(
-            design, self.separable, self.hyper, 1.0, self.noise_model, self.grids, rng, rank=self.rank
-        )
+        return GibbsSampler(design, self.separable, self.hyper, 1.0, self.noise_model, self.grids, rng, rank=self.rank)
 
     def draw_prior(self, rng: np.random.Generator) -> GibbsState:
-        """Hyperparameters (set on the kernel) and state from the prior, by rejection of what the box cannot represent."""
+        """Hyperparameters (set on the kernel) and state from the prior, without what the box cannot represent."""
         index = list(range(len(self.hyper.slots)))
         sampler = self.sampler(torch.zeros(self.num_rows, dtype=torch.float64), rng)
         while True:
@@ -111,7 +108,8 @@ class _Problem:
                 break
         precisions = torch.from_numpy(rng.gamma(2.0, 1 / sampler.precision_rate, self.rank))
         factors = [
-            torch.from_numpy(rng.standard_normal((self.rank, len(v)))) * (v * sampler.prior_factor).sqrt()
+            torch.from_numpy(rng.standard_normal((self.rank, len(v))))
+            * (v * sampler.prior_factor).sqrt()
             / precisions.unsqueeze(-1).sqrt()
             for v in sampler.variances
         ]
@@ -127,7 +125,13 @@ class _Problem:
     def statistics(self, state: GibbsState) -> list[float]:
         f = self.values(state.factors)
         hyper = self.hyper.get(range(len(self.hyper.slots))).tolist()
-        return [*hyper, math.log(state.noise), float(state.precisions.log().sum()), float(f[0]), float(f.abs().log().mean())]
+        return [
+            *hyper,
+            math.log(state.noise),
+            float(state.precisions.log().sum()),
+            float(f[0]),
+            float(f.abs().log().mean()),
+        ]
 
 
 @pytest.mark.parametrize("share_lengthscale", [False, True])

@@ -1,0 +1,192 @@
+"""Fits by Gibbs sampling."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
+from gpytorch.priors import LogNormalPrior
+
+from gpytorch_tkrr import TKRR, ConvergenceWarning, Domain, InputError, NotFittedError, SizeError, fit_als, fit_gibbs
+
+SHORT = {"num_draws": 20, "num_warmup": 20, "seed": 0}
+
+
+def _data(num: int = 150, noise: float = 0.05) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.rand(num, 2, dtype=torch.float64)
+    return x, 10 + 3 * torch.sin(6 * x[:, 0]) * x[:, 1] + 3 * noise * torch.randn(num, dtype=torch.float64)
+
+
+def _model(x, y, **kwargs) -> TKRR:
+    return TKRR(x, y, GaussianLikelihood().to(x), **{"rank": 4, "num_basis": 8, **kwargs})
+
+
+def test_fit_predicts_and_is_calibrated():
+    x, y = _data(300)
+    model = _model(x[:200], y[:200])
+    result = fit_gibbs(model, num_draws=60, num_warmup=60, seed=0)
+    with torch.no_grad():
+        prediction = model.likelihood(model.eval()(x[200:]))
+    error = prediction.mean - y[200:]
+    assert float(error.square().mean().sqrt()) < 0.25  # the noise is 0.15
+    inside = (error.abs() < 1.96 * prediction.stddev).double().mean()
+    assert 0.85 <= float(inside) <= 1.0
+    density = result.log_predictive_density(x[200:], y[200:])
+    assert density.shape == (100,)
+    torch.testing.assert_close(
+        density.mean(), prediction.to_data_independent_dist().log_prob(y[200:]).mean(), atol=0.1, rtol=0
+    )
+    torch.testing.assert_close(model.likelihood.noise.squeeze(), result.posterior.noise.mean())
+    assert 0.1**2 < float(result.posterior.noise.mean()) < 0.2**2
+    table = result.summary()
+    assert "noise" in table and "lengthscale" in table and "effective rank" in table
+
+
+def test_one_dimension_equals_the_conjugate_posterior():
+    """With one mode, rank 1 and all hyperparameters fixed the draws come from an exact Gaussian posterior."""
+    x = torch.linspace(0, 1, 40, dtype=torch.float64).unsqueeze(-1)
+    y = torch.sin(7 * x[:, 0])
+    kernel = ScaleKernel(RBFKernel()).double()
+    kernel.base_kernel.lengthscale = 0.3
+    kernel.outputscale = 1.0
+    likelihood = GaussianLikelihood().double()
+    likelihood.noise = 0.04
+    mean = gpytorch.means.ZeroMean()
+    model = TKRR(x, y, likelihood, kernel=kernel, rank=1, num_basis=10, domain=Domain(0.5, 1.2), mean_module=mean)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    fit_gibbs(model, num_draws=4000, num_warmup=5, seed=0)
+    # The precision tau is drawn too; with this many data it hardly matters.
+    features = model.separate().modes[0].basis(x[:, 0])
+    variances = model.separate().modes[0].variances()
+    precision = features.mT @ features / 0.04 + torch.diag(1 / variances)
+    posterior_mean = features @ torch.linalg.solve(precision, features.mT @ y / 0.04)
+    torch.testing.assert_close(model.eval()(x).mean, posterior_mean, atol=0.03, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore::gpytorch_tkrr.ConvergenceWarning")
+def test_same_seed_same_draws_and_more_draws_continue_the_chain():
+    x, y = _data()
+    first, second = _model(x, y), _model(x, y)
+    fit_gibbs(first, num_draws=31, num_warmup=10, num_chains=2, seed=3)
+    fit_gibbs(second, num_draws=21, num_warmup=10, num_chains=2, seed=3)
+    fit_gibbs(second, num_draws=10, num_warmup=0)
+    assert second.posterior.num_draws == 62
+    for number in (0, 1):
+        mine, other = (m.posterior.factors[0][m.posterior.chains == number] for m in (first, second))
+        torch.testing.assert_close(mine[:21], other[:21], rtol=0, atol=0)
+        torch.testing.assert_close(mine[21:], other[21:], rtol=1e-8, atol=1e-8)
+
+
+def test_starts_from_als():
+    x, y = _data()
+    model = _model(x, y)
+    fit_als(model, seed=0)
+    fit_gibbs(model, num_draws=4, num_warmup=0, seed=0)
+    assert float((model.eval()(x).mean - y).square().mean().sqrt()) < 0.3
+
+
+def test_fixed_hyperparameters_stay_and_registered_priors_are_honoured():
+    x, y = _data()
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2, lengthscale_prior=LogNormalPrior(-1.0, 1e-3))).double()
+    kernel.base_kernel.lengthscale = 0.37
+    kernel.outputscale = 4.0
+    kernel.raw_outputscale.requires_grad_(False)
+    model = _model(x, y, kernel=kernel, num_basis=14)
+    result = fit_gibbs(model, **SHORT)
+    assert float(kernel.outputscale) == pytest.approx(4.0)
+    assert not any("outputscale" in name for name in result.posterior.hyperparameters)
+    for name, draws in result.posterior.hyperparameters.items():
+        torch.testing.assert_close(draws.log(), torch.full_like(draws, -1.0), atol=6e-3, rtol=0, msg=name)
+
+
+def test_noise_bounds_and_fixed_noise():
+    x, y = _data()
+    likelihood = GaussianLikelihood(noise_constraint=gpytorch.constraints.Interval(0.5, 0.6)).double()
+    model = TKRR(x, y, likelihood, rank=3, num_basis=6)
+    result = fit_gibbs(model, **SHORT)
+    assert 0.5 <= float(result.posterior.noise.min()) and float(result.posterior.noise.max()) <= 0.6
+    fixed = _model(x, y)
+    fixed.likelihood.noise = 0.3
+    fixed.likelihood.raw_noise.requires_grad_(False)
+    torch.testing.assert_close(fit_gibbs(fixed, **SHORT).posterior.noise, torch.full((20,), 0.3, dtype=torch.float64))
+
+
+def test_draws_are_functions():
+    x, y = _data()
+    model = _model(x.float(), y.float())
+    fit_gibbs(model, **SHORT)
+    model.eval()
+    draws = model.draws(x[:5].float())
+    assert draws.shape == (20, 5) and draws.dtype == torch.float32
+    torch.testing.assert_close(model.draws(x[:10].float())[:, :5], draws)
+    output = model(x[:5].float())
+    torch.testing.assert_close(output.mean, draws.mean(0))
+    torch.testing.assert_close(output.covariance_matrix, draws.mT.cov(), atol=1e-4, rtol=1e-3)
+    assert model(x[:6].float().reshape(3, 2, 2)).mean.shape == (3, 2)
+    point = x[:3].clone().float().requires_grad_(True)
+    model(point).mean.sum().backward()
+    assert torch.isfinite(point.grad).all() and bool((point.grad != 0).any())
+
+
+def test_state_dict_pickle_and_thinning():
+    x, y = _data()
+    model = _model(x, y)
+    fit_gibbs(model, **SHORT)
+    expected = model.eval()(x).mean
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    fresh = TKRR(None, None, GaussianLikelihood().double(), rank=4, num_basis=8)
+    fresh.load_state_dict(torch.load(buffer, weights_only=True))
+    torch.testing.assert_close(fresh.eval()(x).mean, expected)
+    torch.testing.assert_close(copy.deepcopy(model)(x).mean, expected)
+    model.thin(5)
+    assert model.draws(x).shape == (5, 150)
+    with pytest.raises(SizeError, match="between 1 and 5"):
+        model.thin(6)
+
+
+@pytest.mark.parametrize(
+    "case", ["noise-free", "duplicates", "constant column", "few rows", "many dimensions", "one row"]
+)
+def test_robustness(case):
+    x, y = _data(60, noise=0.0)
+    rank = 4
+    if case == "duplicates":
+        x, y = x.repeat(5, 1), y.repeat(5)
+    elif case == "constant column":
+        x = torch.cat([x, torch.ones(60, 1, dtype=torch.float64)], dim=-1)
+    elif case == "few rows":
+        x, y, rank = x[:5], y[:5], 8
+    elif case == "many dimensions":
+        x = torch.cat([x, torch.rand(60, 55, dtype=torch.float64)], dim=-1)
+    elif case == "one row":
+        x, y = x[:1], y[:1]
+    model = _model(x, y, rank=rank, num_basis=4)
+    fit_gibbs(model, num_draws=4, num_warmup=4, seed=0)
+    prediction = model.likelihood(model.eval()(x))
+    assert torch.isfinite(prediction.mean).all() and torch.isfinite(prediction.variance).all()
+
+
+def test_disagreeing_chains_are_announced():
+    x, y = _data()
+    with pytest.warns(ConvergenceWarning, match="chains disagree"):
+        fit_gibbs(_model(x, y), num_draws=4, num_warmup=0, num_chains=3, seed=0)
+
+
+def test_bad_requests():
+    x, y = _data(20)
+    with pytest.raises(InputError, match="GaussianLikelihood"):
+        fit_gibbs(TKRR(x, (y > 10).double(), BernoulliLikelihood(), rank=2, num_basis=4))
+    with pytest.raises(ValueError, match="num_draws"):
+        fit_gibbs(_model(x, y), num_draws=1)
+    with pytest.raises(NotFittedError, match="fit_gibbs"):
+        model = _model(x, y)
+        fit_als(model, seed=0)
+        model.draws(x)
