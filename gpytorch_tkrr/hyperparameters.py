@@ -55,8 +55,8 @@ class Hyperparameters:
     :param kernel: The kernel object that holds the raw parameters.
     :param separable: The same kernel, read mode by mode.
     :param half_range: Half the range of each input dimension, `(D,)`.
-    :param centers: Centres of the default priors by name, from an earlier fit; by default they are set from the data and
-        the current values.
+    :param centers: Centres of the default priors by name, from an earlier fit; by default they are set from the data
+        and the current values.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Hyperparameters:
 
     def prior_draw(self, rng: np.random.Generator) -> Tensor:
         """
-        All coordinates drawn from the default priors; the bounds of constraints and registered priors are not looked at.
+        All coordinates drawn from the default priors; bounds of constraints and registered priors are not looked at.
 
         :param rng: Source of random numbers.
         """

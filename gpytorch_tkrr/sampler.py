@@ -101,7 +101,7 @@ class NoiseModel:
     :param is_free: Whether it is drawn at all.
     :param lower: Lower bound, in units of the scaled targets.
     :param upper: Upper bound.
-    :param log_prior: Log density of a registered prior at a noise variance of the scaled targets, or None for the default.
+    :param log_prior: Log density of a registered prior at a noise variance of the scaled targets; None for the default.
     """
 
     def __init__(self, is_free: bool, lower: float, upper: float, log_prior=None):
