@@ -294,7 +294,8 @@ def _verdict(posterior: DrawsPosterior, num_chains: int, rhat: dict[str, float],
     if num_chains > 1 and worst > MAX_RHAT:
         warnings.warn(
             f"The chains disagree: split R-hat is {rhat['f']:.2f} for function values and {rhat['noise']:.2f} for the "
-            f"noise, above {MAX_RHAT}. Raise num_warmup and num_draws; the pooled draws still cover what the chains found.",
+            f"noise, above {MAX_RHAT}. Raise num_warmup and num_draws; the pooled draws still cover what the chains "
+            "found.",
             ConvergenceWarning,
             stacklevel=4,
         )
