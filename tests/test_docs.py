@@ -107,6 +107,18 @@ def test_readme_quotes_stored_results():
                 assert cell == f"{stored[method][key]:.{digits}f}", f"README.md, {name}, {method}"
 
 
+def test_readme_quotes_the_flight_delays():
+    errors = {row["method"]: row["mse"] for row in json.loads(read("benchmarks/results/airline.json"))["rows"]}
+    text = " ".join(read("README.md").split())
+    for method, phrase in [
+        ("T-KRR, R = 20", "{} for T-KRR of rank 20"),
+        ("additive Hilbert GP", "{} for an additive Hilbert GP"),
+        ("SVGP, 30 epochs", "{} for SVGP"),
+        ("RFF, 800 features", "{} for RFF"),
+    ]:
+        assert phrase.format(f"{errors[method]:.2f}") in text
+
+
 def test_benchmarks_named_in_the_docs_exist():
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "tutorials").glob("*.py")]
     named = {name for page in pages for name in re.findall(r"python -m benchmarks ([a-z]\w*)", read(page))}
