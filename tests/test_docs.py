@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
 
 import gpytorch_tkrr
+from benchmarks.__main__ import find_benchmarks
 from benchmarks.harness import Report
 
 ROOT = Path(__file__).parents[1]
@@ -27,13 +29,27 @@ def read(name):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/index.md", "docs/swapping.md", "docs/choosing.md", "docs/architecture.md"]
+    "page",
+    [
+        "README.md",
+        "docs/index.md",
+        "docs/swapping.md",
+        "docs/choosing.md",
+        "docs/uncertainty.md",
+        "docs/architecture.md",
+    ],
 )
 def test_code_runs(page):
     blocks = re.findall(r"^```python\n(.*?)^```", read(page), re.MULTILINE | re.DOTALL)
     assert blocks
     # README.md speaks of the reader's own data and kernel.
-    names = {"train_x": torch.rand(30, 2), "base": ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2))}
+    x = torch.rand(50, 2)
+    names = {
+        "train_x": x[:30],
+        "train_y": torch.sin(6 * x[:30, 0]) + 0.1 * torch.randn(30),
+        "test_x": x[30:],
+        "base": ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2)),
+    }
     for block in blocks:
         exec(compile(block, page, "exec"), names)
 
@@ -73,6 +89,41 @@ def test_imports_follow_the_architecture():
         relative = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 1]
         imported = {(node.module or node.names[0].name).partition(".")[0] for node in relative}
         assert imported <= set(layers[:position]), f"{name}.py imports files that stand below it in the table"
+
+
+def test_readme_quotes_stored_results():
+    quoted = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| (.*) \|$", read("README.md"), re.MULTILINE)
+    assert quoted
+    for name, num_rows, num_dims, cells in quoted:
+        report = json.loads(read(f"benchmarks/results/paper_{name}.json"))
+        assert (
+            report["title"].startswith(f"{name}: N = {num_rows}, D = {num_dims},") and report["options"]["splits"] == 10
+        )
+        stored = {row["method"]: row for row in report["rows"]}
+        keys = [("RFF", "mean"), ("T-KRR", "mean"), ("KRR", "mean"), ("T-KRR", "paper_mean")]
+        for cell, (method, key) in zip(cells.split(" | "), keys, strict=True):
+            if method in stored or cell.strip():
+                digits = len(cell.partition(".")[2])
+                assert cell == f"{stored[method][key]:.{digits}f}", f"README.md, {name}, {method}"
+
+
+def test_readme_quotes_the_flight_delays():
+    errors = {row["method"]: row["mse"] for row in json.loads(read("benchmarks/results/airline.json"))["rows"]}
+    text = " ".join(read("README.md").split())
+    for method, phrase in [
+        ("T-KRR, R = 20", "{} for T-KRR of rank 20"),
+        ("additive Hilbert GP", "{} for an additive Hilbert GP"),
+        ("SVGP, 30 epochs", "{} for SVGP"),
+        ("RFF, 800 features", "{} for RFF"),
+    ]:
+        assert phrase.format(f"{errors[method]:.2f}") in text
+
+
+def test_benchmarks_named_in_the_docs_exist():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "tutorials").glob("*.py")]
+    named = {name for page in pages for name in re.findall(r"python -m benchmarks ([a-z]\w*)", read(page))}
+    assert {"paper", "als_gram", "als_scaling", "airline"} <= named
+    assert named <= set(find_benchmarks())
 
 
 def test_readme_commands():
