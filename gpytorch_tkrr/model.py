@@ -107,6 +107,7 @@ class TKRR(GP):
         self.train_inputs: tuple[Tensor, ...] | None = None
         self.train_targets: Tensor | None = None
         self.is_stale = False
+        self._warned_out_of_domain = False
         self._posterior: Any = None
         self._penalty: Penalty = FrobeniusPenalty()
         if train_x is not None and train_y is not None:
@@ -440,14 +441,17 @@ class TKRR(GP):
         poor = torch.stack(short).any(0)
         if not poor.any():
             return None
-        dims = [d for d, flags in enumerate(short) if flags.any()]
-        warnings.warn(
-            f"The basis represents less than {1 - MAX_MISSING:.0%} of the prior variance at {int(poor.sum())} of "
-            f"{poor.numel()} points, because of input dimensions {dims}: they lie near or outside the edge of the "
-            "domain, or the lengthscale does not suit the box. The missing part is added as independent variance.",
-            OutOfDomainWarning,
-            stacklevel=3,
-        )
+        if not self._warned_out_of_domain:
+            self._warned_out_of_domain = True
+            dims = [d for d, flags in enumerate(short) if flags.any()]
+            warnings.warn(
+                f"The basis represents less than {1 - MAX_MISSING:.0%} of the prior variance at {int(poor.sum())} of "
+                f"{poor.numel()} points, because of input dimensions {dims}: they lie near or outside the edge of the "
+                "domain, or the lengthscale does not suit the box. The missing part is added as independent variance. "
+                "This is said once per model.",
+                OutOfDomainWarning,
+                stacklevel=3,
+            )
         return torch.where(poor, separable.outputscale().detach() * (total - kept), torch.zeros_like(total))
 
     # State
