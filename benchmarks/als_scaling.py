@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     report = Report(
         "als_scaling",
-        "Seconds of one update of each of the D factors, all else at " + ", ".join(f"{k} = {v}" for k, v in BASE.items()),
+        "Seconds of one update of each of the D factors; " + ", ".join(f"{k} = {v}" for k, v in BASE.items()),
     )
     curves: dict[str, list[tuple[int, float]]] = {}
     for name in BASE:

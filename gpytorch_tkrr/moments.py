@@ -82,9 +82,9 @@ class MomentTable:
 
     @property
     def sines(self) -> SineBasis | None:
-        """The basis, where it consists of sines alone."""
+        """The basis, where it consists of sines alone and their cosine moments are used."""
         part = self.parts[0]
-        return part if len(self.parts) == 1 and isinstance(part, SineBasis) else None
+        return part if len(self.parts) == 1 and isinstance(part, SineBasis) and _pays(part) else None
 
     def project(self, factor: Tensor, x: Tensor, *, rows: int) -> Tensor:
         r"""

@@ -49,7 +49,7 @@ def harmonics(
     :return: `(num_cosines, N)` and `(num_sines, N)`, float64.
     """
     if not num_sines + 1 <= num_cosines <= 2 * num_sines + 1:
-        raise ValueError(f"num_cosines must lie in [num_sines + 1, 2 num_sines + 1]; got {num_cosines} and {num_sines}.")
+        raise ValueError(f"num_cosines must lie in [num_sines + 1, 2 num_sines + 1]; got {num_cosines}, {num_sines}.")
     theta = theta.detach().double()
     num = theta.shape[-1]
     cos, sin = (theta.new_empty(num_cosines, num), theta.new_empty(num_sines, num)) if out is None else out
@@ -169,11 +169,13 @@ class SineSums:
         _harmonics(theta, cos, sin)
         for m in range(1, self.num_blocks):
             turned = products[m * self.num_weights : (m + 1) * self.num_weights]
-            torch.mul(products[: self.num_weights], cos[-1] if m == 1 else torch.cos(m * self.block * theta), out=turned)
+            turn = cos[-1] if m == 1 else torch.cos(m * self.block * theta)
+            torch.mul(products[: self.num_weights], turn, out=turned)
         start = self.num_blocks * self.num_weights
         for m in range(1, self.num_sine_blocks):
             turned = products[start : start + self.num_targets]
-            torch.mul(targets, sin[-1] if m == 1 else torch.sin(m * self.block * theta), out=turned)
+            turn = sin[-1] if m == 1 else torch.sin(m * self.block * theta)
+            torch.mul(targets, turn, out=turned)
             start += self.num_targets
         self._with_cosines.addmm_(cos, products.mT)
         self._with_sines.addmm_(sin, targets.mT)

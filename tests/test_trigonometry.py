@@ -5,7 +5,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpytorch_tkrr.trigonometry import SineSums, cosine_moments, cosines, count_blocks, harmonics, sine_gram, sine_series
+from gpytorch_tkrr.trigonometry import (
+    SineSums,
+    cosine_moments,
+    cosines,
+    count_blocks,
+    harmonics,
+    sine_gram,
+    sine_series,
+)
 
 THETA = torch.cat([torch.linspace(0, torch.pi, 101, dtype=torch.float64), torch.tensor([1e-9, 3.0]).double()])
 
