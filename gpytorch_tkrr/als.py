@@ -88,7 +88,7 @@ def fit_als(
         >>> y = torch.sin(6 * x[:, 0])
         >>> model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(), rank=2)
         >>> result = tkrr.fit_als(model, penalty=tkrr.FrobeniusPenalty(1e-6), seed=0)
-        >>> float((model.eval()(x).mean - y).abs().max()) < 1e-2
+        >>> bool((model.eval()(x).mean - y).abs().max() < 1e-2)
         True
     """
     penalty = FrobeniusPenalty() if penalty is None else penalty

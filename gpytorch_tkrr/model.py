@@ -113,7 +113,8 @@ class TKRR(GP):
         if train_x is not None and train_y is not None:
             self.train_inputs, self.train_targets = _checked(train_x, train_y)
             self._choose(TrainingData(self._source(), targets=self._label_map()))
-            self.mean_module.to(self.train_inputs[0])
+            if self.fits_mean:
+                self.mean_module.to(self.train_inputs[0])
         elif self.covar_module is not None and self.domain is not None and self._known_num_dims() is not None:
             self._announce()
 

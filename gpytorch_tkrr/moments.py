@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .basis import Basis, ConcatenatedBasis, ConstantBasis, FourierBasis, SineBasis
-from .trigonometry import harmonics
+from .trigonometry import harmonics, sine_series
 
 
 class MomentTable:
@@ -79,6 +79,43 @@ class MomentTable:
         for part, rows in zip(self.parts, self._features, strict=True):
             _fill_features(part, x, out[rows])
         return out
+
+    @property
+    def sines(self) -> SineBasis | None:
+        """The basis, where it consists of sines alone and their cosine moments are used."""
+        part = self.parts[0]
+        return part if len(self.parts) == 1 and isinstance(part, SineBasis) and _pays(part) else None
+
+    def project(self, factor: Tensor, x: Tensor, *, rows: int) -> Tensor:
+        r"""
+        :math:`\sum_j a_{rj} \phi_j(x_n)`.
+
+        :param factor: a, `(R, M)`.
+        :param x: Inputs `(N,)`.
+        :param rows: How many rows to take at a time.
+        :return: `(R, N)`, float64.
+        """
+        total = self._buffer(factor.shape[0], x)
+        rows = min(rows, x.shape[0])
+        for a, (part, span) in enumerate(zip(self.parts, self._features, strict=True)):
+            size = part.num_functions
+            block = -(-size // 2)
+            buffers = total.new_empty(block + 1, rows), total.new_empty(max(block, size), rows)
+            coefficients = factor[:, span]
+            if isinstance(part, SineBasis):
+                coefficients = coefficients * part.half_width.rsqrt()
+            for start in range(0, x.shape[0], rows):
+                chunk = x[start : start + rows]
+                out = total[:, start : start + rows] if a == 0 else total.new_empty(factor.shape[0], chunk.shape[0])
+                cos, sin = (buffer[:, : chunk.shape[0]] for buffer in buffers)
+                if isinstance(part, SineBasis):
+                    sine_series(part.angle(chunk), coefficients, out=out, buffers=(cos, sin[:block]))
+                else:
+                    _fill_features(part, chunk, sin[:size])
+                    torch.mm(coefficients, sin[:size], out=out)
+                if a > 0:
+                    total[:, start : start + rows] += out
+        return total
 
     def __call__(self, x: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """
@@ -172,9 +209,9 @@ def _formula(part: Basis) -> tuple[Tensor, Tensor]:
 
 def _fill_features(part: Basis, x: Tensor, out: Tensor) -> None:
     if isinstance(part, SineBasis):
-        num = part.num_functions + 1
-        sin = harmonics(part.angle(x), num, num)[1]
-        torch.mul(sin[1:], part.half_width.rsqrt(), out=out)
+        j = torch.arange(1, part.num_functions + 1, dtype=torch.float64, device=x.device).unsqueeze(-1)
+        torch.sin(torch.mul(j, part.angle(x), out=out), out=out)  # without cosines, doubling saves nothing
+        out.mul_(part.half_width.rsqrt())
     elif isinstance(part, ConstantBasis):
         out.fill_(1.0)
     else:
@@ -183,18 +220,15 @@ def _fill_features(part: Basis, x: Tensor, out: Tensor) -> None:
 
 def _fill_formula(part: Basis, x: Tensor, features: Tensor, moments: Tensor) -> None:
     if isinstance(part, SineBasis):
-        num = part.num_functions
-        sin = moments.new_empty(num + 1, x.shape[-1])
-        harmonics(part.angle(x), 2 * num + 1, num + 1, out=(moments, sin))
-        torch.mul(sin[1:], part.half_width.rsqrt(), out=features)
+        harmonics(part.angle(x), moments.shape[0], features.shape[0], out=(moments, features))
+        features.mul_(part.half_width.rsqrt())
         return
     assert isinstance(part, FourierBasis)
     top = 2 * part.num_harmonics
     phase = 2 * math.pi * (x.double() / part.period).remainder(1.0)
-    cos, sin = harmonics(phase, top + 1, top + 1)
-    moments[: top + 1], moments[top + 1 :] = cos, sin[1:]
+    cos, sin = harmonics(phase, top + 1, top, out=(moments[: top + 1], moments[top + 1 :]))
     features[0] = 1.0
-    features[1::2], features[2::2] = cos[1 : part.num_harmonics + 1], sin[1 : part.num_harmonics + 1]
+    features[1::2], features[2::2] = cos[1 : part.num_harmonics + 1], sin[: part.num_harmonics]
 
 
 def _fill_pairs(left: Tensor, right: Tensor, out: Tensor, symmetric: bool) -> None:

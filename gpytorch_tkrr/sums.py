@@ -19,12 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .basis import Basis
+from .basis import Basis, SineBasis
 from .moments import MomentTable
 from .source import Batch
+from .trigonometry import SineSums, count_blocks
 
-#: Rows whose features, moment functions and products of projections are held at a time: they stay in cache.
-CHUNK_ROWS = 4096
+#: Numbers held at a time while a batch is summed, as features, moment functions and products of projections: about what
+#: fits into cache.
+CHUNK_NUMBERS = 1 << 21
 
 #: A column is compressed to its distinct values if there are at least this many rows for each of them.
 ROWS_PER_VALUE = 8
@@ -167,6 +169,15 @@ class DistinctValues:
         return total
 
 
+def chunk_rows(numbers: int) -> int:
+    """
+    How many rows to take at a time.
+
+    :param numbers: Numbers held for each row.
+    """
+    return min(max(CHUNK_NUMBERS // numbers, 2048), 8192)
+
+
 def add_direct(sums: FactorSums, x: Tensor, p: Tensor, t: Tensor, weight: Tensor | None) -> None:
     """
     Add the rows of a batch, chunk by chunk.
@@ -178,22 +189,48 @@ def add_direct(sums: FactorSums, x: Tensor, p: Tensor, t: Tensor, weight: Tensor
     :param weight: Row weights `(n,)`, or None for ones.
     """
     rank, table = p.shape[0], sums.table
-    rows = min(CHUNK_ROWS, p.shape[1])
+    num_products = rank * (rank + 1) // 2
+    if table.sines is not None and (num_blocks := count_blocks(table.num_functions, num_products)) > 1:
+        _add_blocked(sums, table.sines, num_blocks, x, p, t, weight)
+        return
+    rows = min(chunk_rows(table.num_functions + table.num_moments + num_products), p.shape[1])
     features = p.new_empty(table.num_functions, rows)
     moments = p.new_empty(table.num_moments, rows)
-    products = p.new_empty(rank * (rank + 1) // 2, rows)
+    products = p.new_empty(num_products, rows)
     for start in range(0, p.shape[1], rows):
         chunk = slice(start, start + rows)
         size = min(rows, p.shape[1] - start)
         phi, psi = table(x[chunk], out=(features[:, :size], moments[:, :size]))
         right = p[:, chunk]
         left = right if weight is None else right * weight[chunk]
-        offset = 0
-        for r in range(rank):
-            torch.mul(left[r], right[r:], out=products[offset : offset + rank - r, :size])
-            offset += rank - r
+        _multiply_pairs(left, right, products[:, :size])
         sums.moments.addmm_(psi, products[:, :size].mT)
         sums.rhs.addmm_(left * t[chunk], phi.mT)
+
+
+def _multiply_pairs(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """All products l_r r_s with r <= s, row by row."""
+    offset, rank = 0, left.shape[0]
+    for r in range(rank):
+        torch.mul(left[r], right[r:], out=out[offset : offset + rank - r])
+        offset += rank - r
+
+
+def _add_blocked(
+    sums: FactorSums, basis: SineBasis, num_blocks: int, x: Tensor, p: Tensor, t: Tensor, weight: Tensor | None
+) -> None:
+    """As :func:`add_direct`, for sines and few products of projections."""
+    rank, num_products = p.shape[0], sums.moments.shape[1]
+    parts = SineSums(basis.num_functions, num_products, rank, num_blocks, p.device)
+    rows = min(chunk_rows(4 * basis.num_functions // num_blocks + num_blocks * num_products), p.shape[1])
+    for start in range(0, p.shape[1], rows):
+        chunk = slice(start, start + rows)
+        right = p[:, chunk]
+        left = right if weight is None else right * weight[chunk]
+        _multiply_pairs(left, right, parts.weights(right.shape[1]))
+        parts.add(basis.angle(x[chunk]), left * t[chunk])
+    sums.moments.add_(parts.cosine_moments())
+    sums.rhs.add_(parts.sine_sums().mT * basis.half_width.rsqrt())
 
 
 def add_distinct(sums: FactorSums, distinct: DistinctValues, p: Tensor, t: Tensor, weight: Tensor | None) -> None:
@@ -233,14 +270,7 @@ class _Rows:
         distinct, x = self.distinct[d], self.batch.x[:, d]
         if distinct is not None:
             return (factor @ self.tables[d].features(distinct.values)).index_select(1, distinct.codes)
-        out = factor.new_empty(factor.shape[0], x.shape[0])
-        rows = min(CHUNK_ROWS, x.shape[0])
-        buffer = factor.new_empty(self.tables[d].num_functions, rows)
-        for start in range(0, x.shape[0], rows):
-            chunk = slice(start, start + rows)
-            size = min(rows, x.shape[0] - start)
-            torch.mm(factor, self.tables[d].features(x[chunk], out=buffer[:, :size]), out=out[:, chunk])
-        return out
+        return self.tables[d].project(factor, x, rows=chunk_rows(self.tables[d].num_functions + factor.shape[0]))
 
     def add_to(self, sums: FactorSums, d: int, p: Tensor, t: Tensor) -> None:
         """Add this batch to the sums of a mode."""
