@@ -374,4 +374,3 @@ def test_the_objective_never_rises_on_real_data(name, data_dir):
         model = make_model(x, y, kernel=rbf(0.4), domain=tkrr.Domain(0.5, 1.0), num_basis=10)
         result = tkrr.fit_als(model, max_sweeps=2, rel_tol=0.0, penalty=penalty, seed=0)
         assert rises(result.objective) < 1e-10 and result.objective[-1] < 0.9 * float(y.square().sum())
-
