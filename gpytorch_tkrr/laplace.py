@@ -6,8 +6,9 @@ own,
 
 .. math:: \operatorname{var} f(x) = s^2 \sum_d g_d(x)^\top P_d^{-1} g_d(x),
 
-with :math:`g_d(x)` the design row of factor d. It sees neither correlations between factors nor other modes of the
-posterior, so it is a lower end of the uncertainty; varying the last factor only would be far more overconfident still.
+with :math:`g_d(x)` the design row of factor d. It sees neither correlations between factors, which can make it too wide
+or too narrow, nor other modes of the posterior and the error of the rank, which make it too narrow. Varying the last
+factor only would leave most of the uncertainty out.
 """
 
 from __future__ import annotations

@@ -285,3 +285,20 @@ def test_calls_are_checked():
         model(x * torch.nan)
     with pytest.raises(tkrr.InputError, match="Likelihood"):
         tkrr.TKRR(x, x[:, 0], gpytorch.mlls.ExactMarginalLogLikelihood)
+
+
+def test_outside_the_box_is_said_once_and_small_shortfalls_of_many_dimensions_do_not_add_up():
+    model, _, _ = fitted()
+    far = torch.tensor([[0.5, 20.0]], dtype=torch.float64)
+    with pytest.warns(tkrr.OutOfDomainWarning):
+        model(far)
+    assert torch.isfinite(model(far).variance).all()  # a second warning would be an error
+    x = torch.rand(40, 30, dtype=torch.float64)
+    kernel = ScaleKernel(RBFKernel()).double()
+    kernel.base_kernel.lengthscale = 0.5
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    many = tkrr.TKRR(x, x[:, 0], likelihood, kernel=kernel, rank=2, domain=tkrr.Domain(0.5, 1.15))
+    tkrr.fit_als(many, max_sweeps=1, seed=0)
+    parts = [mode.represented_variance(x[:, d]) for d, mode in enumerate(many.separate().modes)]
+    assert bool((torch.stack(parts) > 0.95).all()) and bool((torch.stack(parts).prod(0) < 0.95).any())
+    many.eval()(x)  # no warning
