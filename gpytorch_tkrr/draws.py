@@ -11,7 +11,11 @@ from .prediction import HilbertPredictionStrategy, split_covariance
 
 class FunctionDraws:
     """
-    Functions with fixed weights; they can be evaluated anywhere, again and again, and differentiated in x.
+    Functions with fixed weights; they can be evaluated again and again, and differentiated in x.
+
+    Draws are made of the kernel's basis functions only. Outside the box of the kernel these are zero: each draw is the
+    prior mean there, with variance zero, where the model itself predicts the prior variance as independent noise.
+    In eval mode the kernel then issues its :class:`~gpytorch_tkrr.OutOfDomainWarning`.
 
     :param model: The model that they were drawn from.
     :param weights: `(S, *batch, M)`.
@@ -40,6 +44,8 @@ def draw_prior_functions(model: ExactGP, num_draws: int, *, generator: torch.Gen
     """
     Draw functions from the prior of a Gaussian process with a :class:`~gpytorch_tkrr.HilbertKernel`.
 
+    Outside the box of the kernel the draws have variance zero, not the prior variance: see :class:`FunctionDraws`.
+
     :param model: An :class:`~gpytorch.models.ExactGP` with training inputs.
     :param num_draws: S.
     :param generator: Source of random numbers.
@@ -58,9 +64,12 @@ def draw_posterior_functions(
     """
     Draw functions from the posterior of a Gaussian process with a :class:`~gpytorch_tkrr.HilbertKernel`.
 
+    Outside the box of the kernel the draws have variance zero, not the prior variance: see :class:`FunctionDraws`.
+
     :param model: An :class:`~gpytorch.models.ExactGP` in eval mode.
     :param num_draws: S.
     :param generator: Source of random numbers.
+    :raises RuntimeError: Where the model is in training mode.
 
     Example:
         >>> import gpytorch, torch, gpytorch_tkrr as tkrr
@@ -77,6 +86,11 @@ def draw_posterior_functions(
         >>> f(torch.rand(3)).shape
         torch.Size([5, 3])
     """
+    if model.training:
+        raise RuntimeError(
+            "draw_posterior_functions needs a model in eval mode; this one is in training mode. Call model.eval() "
+            "first, or draw_prior_functions for draws that know nothing of the data."
+        )
     with torch.no_grad():
         if model.prediction_strategy is None:
             first = [x[..., :1, :] for x in model.train_inputs]

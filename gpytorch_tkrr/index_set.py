@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 
@@ -15,6 +16,24 @@ from .errors import SizeError
 
 #: No basis with more functions than this is built: its Gram matrix alone would take 0.8 GB.
 MAX_FUNCTIONS = 10_000
+
+
+def as_num_basis(num_basis: int | Sequence[int] | Tensor) -> int | tuple[int, ...]:
+    """
+    Numbers of functions as Python integers, or an error that says what is wrong.
+
+    :param num_basis: One number for all dimensions, or one for each. Integers of NumPy and torch will do.
+    """
+    given = num_basis.tolist() if isinstance(num_basis, Tensor) else num_basis
+    try:
+        sizes = tuple(map(operator.index, given)) if isinstance(given, Iterable) else operator.index(given)
+    except TypeError as error:
+        raise TypeError(
+            f"num_basis must be a whole number or one per input dimension; got {num_basis!r}. Round it with int()."
+        ) from error
+    if (sizes if isinstance(sizes, int) else min(sizes, default=0)) < 1:
+        raise SizeError(f"num_basis must be at least 1 in every dimension; got {num_basis}.")
+    return sizes
 
 
 class IndexSet(ABC):

@@ -27,7 +27,7 @@ from .errors import (
 )
 from .expansion import Box, Expansion, Sines, expand_child
 from .gram import GramCache
-from .index_set import MAX_FUNCTIONS, FullTensor, IndexSet
+from .index_set import MAX_FUNCTIONS, FullTensor, IndexSet, as_num_basis
 from .operator import HilbertCrossLinearOperator, HilbertLinearOperator, RefusedLinearOperator
 from .prediction import HilbertPredictionStrategy
 from .tolerance import choose_basis
@@ -78,7 +78,7 @@ class HilbertKernel(Kernel):
         self,
         base_kernel: Kernel,
         domain: Domain,
-        num_basis: int | Sequence[int],
+        num_basis: int | Sequence[int] | Tensor,
         *,
         index_set: IndexSet | None = None,
         active_dims: Sequence[int] | Tensor | None = None,
@@ -88,11 +88,8 @@ class HilbertKernel(Kernel):
             raise TypeError(f"domain must be a gpytorch_tkrr.Domain; got {type(domain).__name__}.")
         self.base_kernel = base_kernel
         self.domain = domain
-        self.num_basis = num_basis if isinstance(num_basis, int) else tuple(int(m) for m in num_basis)
+        self.num_basis = as_num_basis(num_basis)
         self.index_set = FullTensor() if index_set is None else index_set
-        smallest = self.num_basis if isinstance(self.num_basis, int) else min(self.num_basis, default=0)
-        if smallest < 1:
-            raise SizeError(f"num_basis must be at least 1 in every dimension; got {num_basis}.")
         if domain.num_dims is not None:
             self.expansion(domain.num_dims)  # an unsupported kernel or a size that does not fit is refused here
         self._cached: tuple[list[Tensor], Tensor, GramCache] | None = None
@@ -182,7 +179,8 @@ class HilbertKernel(Kernel):
             columns = torch.cat([x, x[:1]]).to(self.dtype)
             exact = self.base_kernel(x.to(self.dtype), columns).to_dense()[..., :-1].double()
             scale = exact.diagonal(dim1=-2, dim2=-1).amax(-1)
-            return float(((approximate - exact).abs().amax((-2, -1)) / scale).max())
+            error = (approximate - exact).abs().amax((-2, -1))
+            return float(torch.where(error == 0, error, error / scale).max())  # k(x, x) may be zero at all inputs
 
     def forward(
         self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **params: Any

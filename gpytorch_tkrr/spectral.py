@@ -162,6 +162,11 @@ def register_spectral_density(kernel_class: type[Kernel]) -> Callable[[Density],
         >>> spectral_density(kernel, torch.tensor([[0.1, 0.1], [1.0, 2.0]])).detach()
         tensor([2.6008, 0.6067], dtype=torch.float64)
     """
+    if not (isinstance(kernel_class, type) and issubclass(kernel_class, Kernel)):
+        raise TypeError(
+            f"register_spectral_density takes a subclass of gpytorch.kernels.Kernel; got {kernel_class!r}. Write "
+            "@register_spectral_density(MyKernel) above the function, with the class itself and not one of its objects."
+        )
 
     def decorator(density: Density) -> Density:
         def rule(node: _Node, frequencies: Frequencies) -> Tensor:

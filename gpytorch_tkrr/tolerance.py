@@ -27,7 +27,8 @@ from .spectral import marginal_density
 MAX_CHOSEN_FUNCTIONS = 4_000
 
 _NUM_LAGS = 4096
-_MAX_SINES = 2**13
+_MAX_SINES = 2**14
+_PRECISE = 1_000  # a number of functions of this size tells the highest frequency precisely enough
 _MAX_RESCALINGS = 60
 
 
@@ -142,8 +143,24 @@ def _half_width(axis: _Axis, half_range: float) -> float:
 
 
 def _num_sines(axis: _Axis, half_width: float) -> int:
+    """
+    The smallest M with a truncation error of at most half of the axis's tolerance; where too large for use, about M.
+
+    The frequency up to which functions are needed hardly depends on the box. It is sought in the smallest sensible box
+    first, whose frequencies are far enough apart to reach it, and then in larger ones until it is known precisely. A
+    number that can be used is that of the box itself.
+    """
+    width = min(half_width, _half_width(axis, 0.0))
+    num = _num_sines_in_box(axis, width)
+    while width < half_width and (num < _PRECISE or num * half_width / width <= MAX_CHOSEN_FUNCTIONS):
+        width = min(2 * width, half_width)
+        num = _num_sines_in_box(axis, width)
+    return math.ceil(num * (half_width / width))
+
+
+def _num_sines_in_box(axis: _Axis, half_width: float) -> int:
     r"""
-    The smallest M with a truncation error of at most half of the axis's tolerance; above `_MAX_SINES` an estimate.
+    The number of functions of one box; above `_MAX_SINES` an estimate.
 
     All variances are found when they add up as Poisson's formula says, so that no spectral peak beyond a gap is missed:
 
@@ -159,9 +176,11 @@ def _num_sines(axis: _Axis, half_width: float) -> int:
         # What lies beyond the last, as if it fell like w^-2.
         beyond = 2 / math.pi * spacing * density.shape[-1] * density[:, -1:]
         found = (at_zero + density.sum(-1, keepdim=True) / (2 * half_width)).nan_to_num(posinf=1.0)
-        complete = (beyond <= 0.01 * axis.tolerance) & (found >= 1 - images - 0.1 * axis.tolerance)
+        lost = 1 - images - found
+        complete = (beyond <= 0.01 * axis.tolerance) & (lost <= 0.1 * axis.tolerance)
         if complete.all() or density.shape[-1] >= _MAX_SINES:
             break
+    beyond = torch.where(lost <= 0.1 * axis.tolerance, beyond, torch.maximum(beyond, 2 * lost))
     tail = density.flip(-1).cumsum(-1).flip(-1) / half_width + beyond  # tail[m]: functions m + 1, m + 2, ...
     enough = (torch.cat([tail, beyond], dim=-1).amax(0) <= axis.tolerance / 2).nonzero()
     if not len(enough):  # too many to be used; how many, by the same law

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
-from gpytorch_tkrr import Domain, HilbertKernel, draw_posterior_functions, draw_prior_functions
+from gpytorch_tkrr import Domain, HilbertKernel, OutOfDomainWarning, draw_posterior_functions, draw_prior_functions
 
 
 class GP(gpytorch.models.ExactGP):
@@ -110,3 +110,22 @@ def test_other_models_are_refused():
         draw_posterior_functions(model, 1)
     with pytest.raises(TypeError, match="HilbertKernel"):
         draw_prior_functions(model, 1)
+
+
+def test_posterior_of_a_model_in_training_mode_is_refused():
+    model = make_model().train()
+    with pytest.raises(RuntimeError, match=r"training mode. Call model.eval\(\)"):
+        draw_posterior_functions(model, 1)
+    draw_posterior_functions(model.eval(), 1)
+
+
+@pytest.mark.parametrize("draw", [draw_prior_functions, draw_posterior_functions])
+def test_draws_outside_the_box_are_the_prior_mean_and_warn(draw):
+    model = make_model()
+    draws = draw(model, 5)
+    outside = torch.tensor([[9.0, 0.5], [0.5, -7.0]], dtype=torch.float64)
+    with pytest.warns(OutOfDomainWarning, match="2 of 2 inputs"):
+        values = draws(outside)
+    assert torch.allclose(values, torch.full_like(values, 0.7))
+    with torch.no_grad():
+        assert torch.allclose(model(outside).variance, model.covar_module.base_kernel.outputscale)

@@ -7,9 +7,10 @@ import pickle
 import warnings
 
 import gpytorch
+import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import AdditiveStructureKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import AdditiveStructureKernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 
 from gpytorch_tkrr import (
     ApproximationWarning,
@@ -40,6 +41,28 @@ def evaluate(kernel, x):
 @pytest.mark.parametrize("num_basis", [0, -3, [4, 0], []])
 def test_fewer_than_one_function(num_basis):
     with pytest.raises(SizeError, match="at least 1"):
+        HilbertKernel(RBFKernel(), Domain(torch.zeros(2), 1.0), num_basis)
+
+
+@pytest.mark.parametrize(
+    ("num_basis", "expected"),
+    [
+        (np.int64(4), 4),
+        (torch.tensor(4), 4),
+        ([np.int64(4), torch.tensor(3)], (4, 3)),
+        (np.array([4, 3]), (4, 3)),
+        (torch.tensor([4, 3]), (4, 3)),
+    ],
+)
+def test_integers_of_numpy_and_torch(num_basis, expected):
+    kernel = HilbertKernel(RBFKernel(), Domain(torch.zeros(2), 1.0), num_basis)
+    assert kernel.num_basis == expected
+    assert kernel.expansion().num_functions == (16 if expected == 4 else 12)
+
+
+@pytest.mark.parametrize("num_basis", [10.0, [10.5, 4], None, "10", torch.tensor(10.0), np.float64(10)])
+def test_sizes_that_are_not_integers(num_basis):
+    with pytest.raises(TypeError, match="num_basis must be a whole number"):
         HilbertKernel(RBFKernel(), Domain(torch.zeros(2), 1.0), num_basis)
 
 
@@ -103,6 +126,11 @@ def test_evaluations_agree_with_each_other():
     assert torch.allclose(kernel(x[:5], z, diag=True), both[:5, 8:].diagonal())
     assert isinstance(evaluate(kernel, x), HilbertLinearOperator)
     assert isinstance(kernel(x, z).evaluate_kernel(), HilbertCrossLinearOperator)
+
+
+def test_approximation_error_where_the_kernel_is_zero():
+    kernel = HilbertKernel(LinearKernel(), Domain(torch.zeros(1), 1.0), 5)
+    assert kernel.approximation_error(torch.zeros(4, 1)) == 0.0
 
 
 def test_approximation_error_is_the_largest_difference():

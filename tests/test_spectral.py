@@ -516,3 +516,9 @@ def test_registered_density_of_the_wrong_shape_is_refused():
     register_spectral_density(ShapelessKernel)(lambda kernel, omega, dims: omega.new_ones(5))
     with pytest.raises(InputError, match=r"shape \(5,\); a registered density must broadcast to \(3,\)"):
         spectral_density(ShapelessKernel(), torch.ones(3, 1))
+
+
+@pytest.mark.parametrize("other", [3, RBFKernel(), dict])
+def test_densities_are_registered_for_kernel_classes_only(other):
+    with pytest.raises(TypeError, match=r"subclass of gpytorch.kernels.Kernel; got"):
+        register_spectral_density(other)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
+import scipy.special
 import torch
 from gpytorch.kernels import (
     AdditiveKernel,
@@ -179,3 +181,54 @@ def test_active_dims():
     kernel = HilbertKernel.from_tolerance(RBFKernel(), x * torch.tensor([1.0, 100.0, 2.0]), active_dims=[0, 2])
     assert kernel.domain.num_dims == 2
     assert kernel.approximation_error(x * torch.tensor([1.0, 100.0, 2.0])) < 1e-2
+
+
+def needed(kernel, width):
+    """Number of functions that are used, or that the refusal names."""
+    try:
+        return HilbertKernel.from_tolerance(kernel, torch.linspace(0, width, 50, dtype=torch.float64)).num_basis[0]
+    except SizeError as error:
+        return int(re.search(r"needs about (\d+) functions", str(error)).group(1))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rbf",
+        "matern12",
+        "matern32",
+        "rational_quadratic",
+        "heavy_rational_quadratic",
+        "spectral_mixture",
+        "piecewise_polynomial",
+        "periodic_by_rbf",
+    ],
+)
+def test_number_grows_in_proportion_to_a_large_range(name):
+    kernel = KERNELS[name](1.0).double()
+    widths = [100.0, 300.0, 1e3, 2e3, 2.9e3, 3e3, 1e4, 1e5, 1e6, 1e8, 1e12]
+    numbers = [needed(kernel, width) for width in widths]
+    assert numbers == sorted(numbers)
+    large = 1e5 if "rational" in name else 1e3  # where the box is hardly wider than the data
+    per_unit = [number / width for number, width in zip(numbers, widths, strict=True) if width >= large]
+    assert max(per_unit) / min(per_unit) < 1.05
+
+
+def test_number_of_functions_for_a_large_range_matches_the_quantile_of_the_density():
+    """The spectral distribution of the RBF kernel is Gaussian: twice its two tails beyond w may hold tol / 2."""
+    highest = -scipy.special.ndtri(1e-2 / 8)
+    for width in (1e4, 1e6, 1e8):
+        kernel = with_(RBFKernel(), lengthscale=1.0).double()
+        assert needed(kernel, width) == pytest.approx(highest * width / torch.pi, rel=5e-3)
+
+
+@pytest.mark.parametrize("name", ["rbf", "matern12", "heavy_rational_quadratic", "peaks"])
+def test_ranges_that_no_basis_covers_are_refused(name):
+    with pytest.raises(SizeError, match="needs about"):
+        HilbertKernel.from_tolerance(KERNELS[name](1.0), torch.rand(50, 1) * 1e8, 1e-2)
+
+
+def test_a_peak_beyond_all_frequencies_searched_is_refused():
+    kernel = AdditiveKernel(with_(RBFKernel(), lengthscale=1.0), with_(RBFKernel(), lengthscale=1e-7))
+    with pytest.raises(SizeError, match="needs about"):
+        HilbertKernel.from_tolerance(kernel.double(), torch.linspace(0, 10, 50), 1e-2)
