@@ -150,21 +150,23 @@ class DistinctValues:
             self._blocks = rows, owner, length
         return self._blocks
 
-    def sum_products(self, left: Tensor, right: Tensor) -> Tensor:
+    def sum_products(self, p: Tensor, num_left: int, weight: Tensor | None = None) -> Tensor:
         r"""
-        :math:`\sum_{n : x_n = u} l_{an} r_{bn}` for every distinct value u.
+        :math:`\sum_{n : x_n = u} w_n p_{an} p_{bn}` for every distinct value u, :math:`a < A`.
 
-        :param left: `(A, n + 1)`, the last column zero.
-        :param right: `(B, n + 1)`, the last column zero.
+        :param p: `(B, n + 1)`, the last column zero.
+        :param num_left: A.
+        :param weight: Row weights `(n + 1,)`, or None for ones.
         :return: `(U, A, B)`.
         """
         rows, owner, length = self.blocks()
-        shape = (-1, left.shape[0], right.shape[0])
-        total = left.new_zeros(self.values.shape[0], *shape[1:])
-        step = max((1 << 21) // (left.shape[0] * right.shape[0]), 1)  # blocks at a time
+        total = p.new_zeros(self.values.shape[0], num_left, p.shape[0])
+        step = max((1 << 21) // (num_left * p.shape[0]), 1)  # blocks at a time
         for start in range(0, owner.shape[0], step):
             index = rows[start * length : (start + step) * length]
-            a, b = (p.index_select(1, index).reshape(p.shape[0], -1, length).transpose(0, 1) for p in (left, right))
+            right = p.index_select(1, index)
+            left = right[:num_left] if weight is None else right[:num_left] * weight.index_select(0, index)
+            a, b = (part.reshape(part.shape[0], -1, length).transpose(0, 1) for part in (left, right))
             total.index_add_(0, owner[start : start + step], torch.bmm(a, b.mT))
         return total
 
@@ -244,13 +246,11 @@ def add_distinct(sums: FactorSums, distinct: DistinctValues, p: Tensor, t: Tenso
     :param weight: Row weights `(n,)`, or None for ones.
     """
     rank = p.shape[0]
-    right = p.new_zeros(rank + 1, p.shape[1] + 1)
-    right[:rank, :-1], right[rank, :-1] = p, t
-    left = right[:rank]
+    padded = p.new_zeros(rank + 1, p.shape[1] + 1)
+    padded[:rank, :-1], padded[rank, :-1] = p, t
     if weight is not None:
-        left = left.clone()
-        left[:, :-1] *= weight
-    per_value = distinct.sum_products(left, right)  # (U, R, R + 1)
+        weight = torch.cat([weight, weight.new_zeros(1)])
+    per_value = distinct.sum_products(padded, rank, weight)  # (U, R, R + 1)
     upper = torch.triu_indices(rank, rank, device=p.device)
     phi, psi = sums.table(distinct.values)
     sums.moments.addmm_(psi, per_value[:, upper[0], upper[1]])

@@ -87,12 +87,14 @@ def test_distinct_values():
     x = torch.randint(0, 7, (500,)).double()
     distinct = DistinctValues.find(x)
     assert distinct is not None and distinct.values.tolist() == sorted(set(x.tolist()))
-    left, right = torch.randn(2, 501), torch.randn(3, 501)
-    left[:, -1], right[:, -1] = 0, 0
-    products = distinct.sum_products(left.double(), right.double())
-    for u, value in enumerate(distinct.values):
-        rows = torch.cat([x == value, torch.tensor([False])])
-        torch.testing.assert_close(products[u], left[:, rows].double() @ right[:, rows].double().mT)
+    p, weight = torch.randn(3, 501, dtype=torch.float64), torch.rand(501, dtype=torch.float64)
+    p[:, -1] = 0
+    for w in (None, weight):
+        products = distinct.sum_products(p, 2, w)
+        for u, value in enumerate(distinct.values):
+            rows = torch.cat([x == value, torch.tensor([False])])
+            left = p[:2, rows] * (1 if w is None else w[rows])
+            torch.testing.assert_close(products[u], left @ p[:, rows].mT)
     assert DistinctValues.find(torch.randn(500)) is None
     assert DistinctValues.find(torch.randn(40_000)) is None
     many = torch.randint(0, 4000, (40_000,)).double()
