@@ -99,11 +99,19 @@ def fit_als(
         )
     if max_sweeps < 0 or rel_tol < 0:
         raise ValueError(f"max_sweeps and rel_tol must not be negative; got {max_sweeps} and {rel_tol}.")
+    if not isinstance(penalty, Penalty):
+        raise TypeError(f"penalty must be a Penalty, for instance FrobeniusPenalty(); got {penalty!r}.")
+    if new_rows is not None and data is not None:
+        raise ValueError(
+            "new_rows are appended to the model's own training data; data replaces these. Pass one of them."
+        )
     if new_rows is not None:
         model.append_train_data(*new_rows)
     training = model.training_data(data)
+    if learn_hyperparameters and not model.is_fitted:
+        _start_scales(model, training.summary.variance)
     fit = _Fit(model, training, penalty, learn_hyperparameters, memory)
-    generator = torch.Generator().manual_seed(torch.seed() if seed is None else seed)
+    generator = torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())) if seed is None else seed)
     fit.start(initial_factors, generator)
     result = ALSResult()
     bar = progress_bar(progress, max_sweeps * 2 * (fit.num_dims - 1) + 1, "ALS", "update")
@@ -116,7 +124,34 @@ def fit_als(
     finally:
         bar.close()
     result.objective = [value * training.scale**2 for value in result.objective]
+    if learn_hyperparameters:
+        result.message += _at_noise_bound(model)
+        model.warn_if_missing(training.summary.lower, training.summary.upper)
     return result
+
+
+def _start_scales(model: TKRR, variance: float) -> None:
+    """Bring noise and output scale near the targets' variance where they are orders of magnitude away from it."""
+    noise = getattr(getattr(model.likelihood, "noise_covar", None), "raw_noise", None)
+    if noise is not None and noise.requires_grad and not 1e-4 <= float(model.noise()) / variance <= 10.0:
+        constraint = model.likelihood.noise_covar.raw_noise_constraint
+        low, high = float(constraint.lower_bound.min()), float(constraint.upper_bound.max())
+        model.likelihood.initialize(noise=min(max(0.1 * variance, 1.01 * low), 0.99 * high))
+    separable = model.separate()
+    scale = separable.scales[0] if separable.scales else None
+    total = float(separable.outputscale())
+    if scale is not None and scale.raw_outputscale.requires_grad and not 1e-4 <= total / variance <= 1e4:
+        scale.initialize(outputscale=float(scale.outputscale) * variance / total)
+
+
+def _at_noise_bound(model: TKRR) -> str:
+    constraint = getattr(getattr(model.likelihood, "noise_covar", None), "raw_noise_constraint", None)
+    if constraint is None or float(model.noise()) > 1.01 * float(constraint.lower_bound.min()):
+        return ""
+    return (
+        f" The noise variance is at its lower bound {float(constraint.lower_bound.min()):g}: scale the targets up, or "
+        "lower the bound (noise_constraint of the likelihood)."
+    )
 
 
 def _run(
@@ -124,18 +159,19 @@ def _run(
 ) -> None:
     """The sweeps: update mode 0, then back and forth."""
     last = fit.num_dims - 1
-    order = [*range(1, last + 1), *range(last - 1, -1, -1)]
+    order = [*range(1, last + 1), *range(last - 1, -1, -1)] or [0]
+    num_sweeps = max_sweeps if last > 0 or fit.step is not None else 0  # one dimension is solved by one update
     fit.update(0, result.objective)
     bar.update(f"objective {result.objective[-1]:.6g}")
     restarts = 3 if last > 0 else 0
-    for _ in range(max_sweeps if last > 0 else 0):
+    for sweep in range(num_sweeps):
         before = result.objective[-1]
         for d in order:
             fit.update(d, result.objective)
             bar.update(f"objective {result.objective[-1]:.6g}")
         result.sweeps += 1
         after = result.objective[-1]
-        if restarts and after > (1 - 1e-9) * fit.total:  # nothing has been explained: another start
+        if restarts and sweep + 1 < num_sweeps and after > (1 - 1e-9) * fit.total:  # nothing explained: another start
             restarts -= 1
             fit.restart(generator, after)
             continue
@@ -143,13 +179,13 @@ def _run(
             result.converged = True
             result.message = f"Converged: the last of {result.sweeps} sweeps changed the objective by < {rel_tol:g}."
             return
-    if last == 0:
+    if not num_sweeps and last == 0:
         result.converged, result.message = True, "One input dimension: solved exactly by one update."
         return
     result.message = (
         f"Stopped after {max_sweeps} sweeps; the last one improved the objective by "
         f"{(before - after) / max(abs(before), 1e-300):.2g}. Call fit_als again to go on."
-        if max_sweeps
+        if num_sweeps
         else "Stopped after the first update, as max_sweeps=0 asks."
     )
 
@@ -202,7 +238,8 @@ class _Fit:
                 raise InputError(f"initial_factors must have shapes (M_d, R) = {expected}; got {shapes}.")
             self._set([factor.detach().double().mT.to(self.variances[0].device) for factor in initial_factors], True)
             return
-        factors = self.model.factors if self.model.is_fitted else None
+        is_als = self.model.is_fitted and isinstance(self.model.posterior, LaplacePosterior)
+        factors = self.model.factors if is_als else None
         if factors is not None and [tuple(factor.shape) for factor in factors] == [(size, rank) for size in sizes]:
             self._set([factor.mT for factor in factors], True)
         else:
@@ -315,6 +352,8 @@ class _Fit:
 
     def store(self, blocks: list[Conditional] | None, square: float | None = None) -> None:
         """Hand the weights to the model."""
+        if self.fallback is not None:  # interrupted between a new start and its first update
+            self.weights = self.fallback[0]
         scale = self.training.scale
         weights = self.weights.clone()
         weights.log_scales += math.log(scale) / self.num_dims

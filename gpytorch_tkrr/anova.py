@@ -9,6 +9,8 @@ from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, LinearKerne
 from linear_operator import to_dense
 from torch import Tensor, nn
 
+from .errors import SizeError
+
 
 class _Center(nn.Module):
     """Holds a constant apart from the kernel, whose own buffers GPyTorch indexes by batch."""
@@ -80,6 +82,8 @@ def anova_kernel(
         >>> kernel.base_kernel.kernels[1].kernels[2].base_kernel.lengthscale.item()
         1.5
     """
+    if num_dims < 1:
+        raise SizeError(f"num_dims must be at least 1; got {num_dims}.")
     centers = torch.as_tensor(center, dtype=torch.float64).expand(num_dims).tolist()
     half_ranges = torch.as_tensor(half_range, dtype=torch.float64).expand(num_dims).tolist()
     share = min(0.5, 2.0 / num_dims)  # of the linear and of the smooth function, beside a constant of 1

@@ -194,13 +194,19 @@ def _maximise(terms: Sequence[Callable[[], Tensor]], parameters: Sequence[nn.Par
             best = value, [parameter.detach().clone() for parameter in parameters]
         return -value, -gradient
 
-    flat = torch.cat([parameter.reshape(-1).double() for parameter in start]).cpu().numpy()
+    center = torch.cat([parameter.reshape(-1).double() for parameter in start]).cpu().numpy()
+    unit = np.maximum(1.0, np.abs(center))  # raw parameters are logarithms where small and values where large
+
+    def scaled(step: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = negative(center + unit * step)
+        return value, unit * gradient
+
     scipy.optimize.minimize(
-        negative,
-        flat,
+        scaled,
+        np.zeros_like(center),
         jac=True,
         method="L-BFGS-B",
-        bounds=[(v - 1.0, v + 1.0) for v in flat],
+        bounds=[(-1.0, 1.0)] * len(center),
         options={"maxiter": max_iterations, "maxfun": 2 * max_iterations},
     )
     for parameter, value in zip(parameters, best[1], strict=True):

@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import BernoulliLikelihood, Likelihood
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+)
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.models import GP
 from linear_operator.operators import DiagLinearOperator
@@ -29,6 +34,7 @@ from .errors import (
     SizeError,
     StalePosteriorWarning,
 )
+from .index_set import as_num_basis
 from .laplace import LaplacePosterior, laplace_blocks
 from .modes import Mode, SeparableKernel, SpectralTerm, separate
 from .penalty import PENALTIES, FrobeniusPenalty, Penalty
@@ -91,15 +97,23 @@ class TKRR(GP):
         mean_module: Mean | None = None,
     ):
         super().__init__()
-        if not isinstance(likelihood, Likelihood):
-            raise InputError(f"likelihood must be a gpytorch Likelihood; got {type(likelihood).__name__}.")
-        if rank < 1:
-            raise SizeError(f"rank must be at least 1; got {rank}.")
+        if not isinstance(likelihood, (GaussianLikelihood, FixedNoiseGaussianLikelihood, BernoulliLikelihood)):
+            raise InputError(
+                "likelihood must be a GaussianLikelihood, a FixedNoiseGaussianLikelihood or a BernoulliLikelihood; got "
+                f"a {type(likelihood).__name__}."
+            )
+        if isinstance(likelihood, GaussianLikelihood) and likelihood.noise.numel() != 1:
+            raise InputError(
+                f"The likelihood has {likelihood.noise.numel()} noise variances (batch_shape); a CP-weight model takes "
+                "one."
+            )
+        if isinstance(rank, float) or rank < 1:
+            raise SizeError(f"rank must be an integer, at least 1; got {rank}.")
         if (train_x is None) != (train_y is None):
             raise InputError("Give both train_x and train_y, or neither.")
         self.likelihood = likelihood
         self.rank = int(rank)
-        self.num_basis = num_basis
+        self.num_basis = as_num_basis(num_basis)
         self.mean_module = ConstantMean() if mean_module is None else mean_module
         self.fits_mean = mean_module is None
         self.covar_module = kernel
@@ -160,7 +174,7 @@ class TKRR(GP):
             self.domain = _choose_domain(self.covar_module, summary.lower, summary.upper, self.num_basis)
         self._check_inside(summary.lower, summary.upper)
         self._announce()
-        self._warn_if_missing(summary.lower, summary.upper)
+        self.warn_if_missing(summary.lower, summary.upper)
 
     def _announce(self) -> None:
         """Check the kernel tree; say once where it is not taken literally."""
@@ -182,8 +196,13 @@ class TKRR(GP):
                 "cannot represent functions there."
             )
 
-    def _warn_if_missing(self, lower: Tensor, upper: Tensor) -> None:
-        """Say so if the basis represents the kernel poorly over the range of the data."""
+    def warn_if_missing(self, lower: Tensor, upper: Tensor) -> None:
+        """
+        Say so if the basis represents the kernel poorly over the range of the data.
+
+        :param lower: Smallest inputs `(D,)`.
+        :param upper: Largest inputs `(D,)`.
+        """
         fraction = torch.linspace(0, 1, 33, dtype=torch.float64, device=lower.device)
         with torch.no_grad():
             modes = self.separate().modes
@@ -209,7 +228,12 @@ class TKRR(GP):
         assert self.train_inputs is not None and self.train_targets is not None
         weight = None
         noise = getattr(self.likelihood, "noise", None)
-        if isinstance(noise, Tensor) and noise.shape == self.train_targets.shape and noise.numel() > 1:
+        if isinstance(noise, Tensor) and noise.numel() > 1:
+            if noise.shape != self.train_targets.shape:
+                raise InputError(
+                    f"The likelihood has {noise.numel()} noise variances for {self.train_targets.numel()} training "
+                    "rows. Give the model a likelihood with one for each row."
+                )
             weight = noise.detach().double().mean() / noise.detach().double()  # noise that differs between rows
         return TensorSource(self.train_inputs[0], self.train_targets, weight)
 
@@ -224,6 +248,13 @@ class TKRR(GP):
         """
         if data is None and self.train_inputs is None:
             raise InputError("The model holds no training data. Pass data=(x, y), or call set_train_data first.")
+        noise = getattr(self.likelihood, "noise", None)
+        has_weights = isinstance(data, tuple) and len(data) == 3
+        if data is not None and isinstance(noise, Tensor) and noise.numel() > 1 and not has_weights:
+            raise InputError(
+                "The likelihood has a noise variance for each row, which data=(x, y) cannot be matched with. Pass row "
+                "weights too: data=(x, y, noise.mean() / noise)."
+            )
         training = TrainingData(self._source() if data is None else as_source(data), targets=self._label_map())
         known = self._known_num_dims()
         if known is not None and training.summary.num_dims != known:
@@ -292,6 +323,10 @@ class TKRR(GP):
         """
         (x,), y = _checked(x, y)
         if self.train_inputs is not None and self.train_targets is not None:
+            if x.shape[-1] != self.train_inputs[0].shape[-1]:
+                raise InputError(
+                    f"The new rows have {x.shape[-1]} columns; the training data have {self.train_inputs[0].shape[-1]}."
+                )
             x = torch.cat([self.train_inputs[0], x.to(self.train_inputs[0])])
             y = torch.cat([self.train_targets, y.to(self.train_targets)])
         if self.domain is not None:
@@ -431,7 +466,7 @@ class TKRR(GP):
         kept: Tensor | None = None
         short = []
         for d, mode in enumerate(separable.modes):
-            exact = mode.prior_variance(x[..., d]).detach()
+            exact = mode.prior_variance(x[..., d])
             represented = torch.minimum(_represented(mode, x[..., d]), exact)
             short.append(represented < (1 - MAX_MISSING) * exact)
             # Dimensions that represent their part count as complete: small shortfalls of many must not add up.
@@ -453,13 +488,13 @@ class TKRR(GP):
                 OutOfDomainWarning,
                 stacklevel=3,
             )
-        return torch.where(poor, separable.outputscale().detach() * (total - kept), torch.zeros_like(total))
+        return torch.where(poor, separable.outputscale() * (total - kept), torch.zeros_like(total))
 
     # State
 
     def get_extra_state(self) -> dict[str, Any]:
         """The posterior, for `state_dict`."""
-        state: dict[str, Any] = {"stale": self.is_stale}
+        state: dict[str, Any] = {"stale": self.is_stale, "num_basis": self.num_basis}
         if self._posterior is not None:
             state["posterior"] = self._posterior.state()
             strength = getattr(self._penalty, "strength", None)
@@ -473,6 +508,7 @@ class TKRR(GP):
         :param state: As returned by :meth:`get_extra_state`.
         """
         self.is_stale = state["stale"]
+        self.num_basis = state["num_basis"]
         self._posterior = None
         if "posterior" in state:
             posterior = POSTERIORS[state["posterior"]["kind"]].from_state(state["posterior"])
@@ -527,6 +563,8 @@ def as_signs(y: Tensor) -> Tensor:
 
 def _checked(x: Tensor, y: Tensor) -> tuple[tuple[Tensor], Tensor]:
     as_inputs(x)
+    if not x.is_floating_point():
+        raise InputError(f"Inputs must be floating-point tensors; got {x.dtype}. Use x.double().")
     x = x.unsqueeze(-1) if x.dim() == 1 else x
     if not isinstance(y, Tensor) or x.dim() != 2 or y.shape not in (x.shape[:1], (x.shape[0], 1)):
         shapes = f"{tuple(x.shape)} and {tuple(getattr(y, 'shape', ()))}"

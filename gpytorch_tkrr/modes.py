@@ -323,7 +323,7 @@ def count_per_dimension(num_basis: int | Sequence[int], num_dims: int) -> list[i
     :param num_basis: One number for all dimensions, or one for each.
     :param num_dims: D.
     """
-    sizes = [int(num_basis)] * num_dims if isinstance(num_basis, int) else [int(m) for m in num_basis]
+    sizes = [num_basis] * num_dims if isinstance(num_basis, int) else list(num_basis)
     if len(sizes) != num_dims:
         raise SizeError(f"num_basis has {len(sizes)} entries but there are {num_dims} input dimensions.")
     if min(sizes) < 1:

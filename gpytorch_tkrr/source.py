@@ -124,6 +124,9 @@ class TrainingData:
             yield batch
 
     def _read(self, parts: tuple[Tensor, ...]) -> Batch:
+        if len(parts) not in (2, 3) or not all(isinstance(part, Tensor) for part in parts):
+            kinds = ", ".join(type(part).__name__ for part in parts)
+            raise InputError(f"Data must come as tensors (x, y) or (x, y, weight); got ({kinds}).")
         x, y = parts[0].detach().double(), parts[1].detach()
         x = x.unsqueeze(-1) if x.dim() == 1 else x
         y = y.squeeze(-1) if y.dim() == 2 and y.shape[-1] == 1 else y

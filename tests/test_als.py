@@ -374,3 +374,83 @@ def test_the_objective_never_rises_on_real_data(name, data_dir):
         model = make_model(x, y, kernel=rbf(0.4), domain=tkrr.Domain(0.5, 1.0), num_basis=10)
         result = tkrr.fit_als(model, max_sweeps=2, rel_tol=0.0, penalty=penalty, seed=0)
         assert rises(result.objective) < 1e-10 and result.objective[-1] < 0.9 * float(y.square().sum())
+
+
+@pytest.mark.parametrize("max_sweeps", [1, 2, 3])
+def test_reported_objective_is_that_of_the_stored_weights_where_restarts_do_not_help(max_sweeps):
+    x, y = torch.rand(60, 4, dtype=torch.float64), torch.randn(60, dtype=torch.float64)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    likelihood.noise = 3.0
+    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=4)).double()
+    model = tkrr.TKRR(x, y, likelihood, kernel=kernel, rank=3, num_basis=8)
+    result = tkrr.fit_als(model, seed=0, max_sweeps=max_sweeps, penalty=tkrr.FactorPenalty())
+    square = (model.eval()(x).mean - y).square().sum().detach()
+    assert square <= result.objective[-1] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e2, 1e5])
+def test_learned_noise_does_not_depend_on_the_units_of_the_targets(unit):
+    x = torch.rand(300, 2, dtype=torch.float64)
+    y = unit * (torch.sin(6 * x[:, 0]) * x[:, 1] + 0.1 * torch.randn(300, dtype=torch.float64))
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    model = tkrr.TKRR(x, y, likelihood, rank=4, num_basis=8)
+    tkrr.fit_als(model, seed=0, learn_hyperparameters=True)
+    assert 0.08 < likelihood.noise.item() ** 0.5 / unit < 0.12
+
+
+def test_noise_at_its_lower_bound_is_mentioned():
+    x = torch.rand(100, 2, dtype=torch.float64)
+    y = 1e-3 * torch.sin(6 * x[:, 0])
+    model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood().double(), rank=2, num_basis=6)
+    assert "lower bound" in tkrr.fit_als(model, seed=0, max_sweeps=2, learn_hyperparameters=True).message
+
+
+def test_hyperparameters_of_one_dimension_are_learned():
+    x = torch.rand(200, dtype=torch.float64)
+    y = torch.sin(9 * x) + 0.1 * torch.randn(200, dtype=torch.float64)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double()
+    model = tkrr.TKRR(x, y, likelihood, kernel=kernel, rank=2, num_basis=30)
+    tkrr.fit_als(model, seed=0, learn_hyperparameters=True)
+    assert 0.005 < likelihood.noise.item() < 0.02
+    assert kernel.base_kernel.lengthscale.item() < 0.5
+
+
+def test_a_fit_without_seed_follows_the_global_generator_and_leaves_its_seed_alone():
+    x, y = torch.rand(50, 2, dtype=torch.float64), torch.rand(50, dtype=torch.float64)
+    objectives = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood().double(), rank=2, num_basis=5)
+        objectives.append(tkrr.fit_als(model, max_sweeps=1).objective)
+        assert torch.initial_seed() == 7
+    assert objectives[0] == objectives[1]
+
+
+def test_noise_of_each_row_must_match_the_rows():
+    x, y = torch.rand(40, 2, dtype=torch.float64), torch.rand(40, dtype=torch.float64)
+    noise = torch.rand(40, dtype=torch.float64) + 0.1
+    likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise)
+    model = tkrr.TKRR(x, y, likelihood, rank=2, num_basis=5)
+    tkrr.fit_als(model, seed=0)
+    expected = model.eval()(x).mean
+    with pytest.raises(tkrr.InputError, match="row weights"):
+        tkrr.fit_als(model, data=(x, y))
+    with pytest.raises(tkrr.InputError, match="40 noise variances for 41 training rows"):
+        tkrr.fit_als(model, new_rows=(x[:1], y[:1]))
+    weighted = tkrr.TKRR(x, y, likelihood, rank=2, num_basis=5)
+    tkrr.fit_als(weighted, data=(x, y, noise.mean() / noise), seed=0)
+    torch.testing.assert_close(weighted.eval()(x).mean, expected)
+
+
+def test_requests_that_make_no_sense():
+    x, y = torch.rand(20, 2, dtype=torch.float64), torch.rand(20, dtype=torch.float64)
+    model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood().double(), rank=2, num_basis=5)
+    with pytest.raises(TypeError, match="Penalty"):
+        tkrr.fit_als(model, penalty="ridge")
+    with pytest.raises(ValueError, match="Pass one of them"):
+        tkrr.fit_als(model, data=(x, y), new_rows=(x, y))
+    with pytest.raises(tkrr.InputError, match="columns"):
+        tkrr.fit_als(model, new_rows=(x[:, :1], y))
+    with pytest.raises(tkrr.InputError, match="tensors"):
+        tkrr.fit_als(model, data=[(x.numpy(), y.numpy())])

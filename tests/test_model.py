@@ -302,3 +302,29 @@ def test_outside_the_box_is_said_once_and_small_shortfalls_of_many_dimensions_do
     parts = [mode.represented_variance(x[:, d]) for d, mode in enumerate(many.separate().modes)]
     assert bool((torch.stack(parts) > 0.95).all()) and bool((torch.stack(parts).prod(0) < 0.95).any())
     many.eval()(x)  # no warning
+
+
+def test_variance_is_differentiable_in_x_near_the_edge_of_the_box():
+    model, _, _ = fitted()
+    lower = (model.domain.center - model.domain.half_width).tolist()
+    point = torch.tensor([[lower[0] + 0.05, 0.5]], dtype=torch.float64, requires_grad=True)
+    with pytest.warns(tkrr.OutOfDomainWarning):
+        assert torch.autograd.gradcheck(lambda z: model(z).variance, (point,), rtol=1e-4, atol=1e-6)
+
+
+def test_number_of_functions_travels_in_the_state_dict():
+    model, x, _ = fitted()
+    fresh = tkrr.TKRR(None, None, gpytorch.likelihoods.GaussianLikelihood().double(), kernel=model.covar_module)
+    fresh.load_state_dict(model.state_dict())
+    torch.testing.assert_close(fresh.eval()(x).mean, model(x).mean)
+
+
+def test_likelihoods_that_are_not_gaussian_or_bernoulli_are_refused():
+    x, y = make_data()
+    for likelihood in (gpytorch.likelihoods.StudentTLikelihood(), gpytorch.likelihoods.LaplaceLikelihood()):
+        with pytest.raises(tkrr.InputError, match="GaussianLikelihood"):
+            tkrr.TKRR(x, y, likelihood)
+    with pytest.raises(tkrr.InputError, match="batch_shape"):
+        tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(batch_shape=torch.Size([2])))
+    with pytest.raises(tkrr.InputError, match="floating-point"):
+        tkrr.TKRR((10 * x).long(), y, gpytorch.likelihoods.GaussianLikelihood())
