@@ -101,8 +101,8 @@ def test_readme_quotes_stored_results():
         )
         stored = {row["method"]: row for row in report["rows"]}
         keys = [("RFF", "mean"), ("T-KRR", "mean"), ("KRR", "mean"), ("T-KRR", "paper_mean")]
-        for cell, (method, key) in zip(cells.split(" | "), keys, strict=True):
-            if method in stored or cell.strip():
+        for cell, (method, key) in zip(map(str.strip, cells.split("|")), keys, strict=True):
+            if method in stored or cell:
                 digits = len(cell.partition(".")[2])
                 assert cell == f"{stored[method][key]:.{digits}f}", f"README.md, {name}, {method}"
 
