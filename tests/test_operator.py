@@ -8,10 +8,17 @@ import gpytorch
 import pytest
 import torch
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DiagLinearOperator
-from linear_operator.test.linear_operator_test_case import LinearOperatorTestCase
+from linear_operator.test.linear_operator_test_case import (
+    LinearOperatorTestCase,
+    RectangularLinearOperatorTestCase,
+)
 
 from gpytorch_tkrr import DenseFallbackWarning, ReducedRankNormal
-from gpytorch_tkrr.operator import HilbertAddedDiagLinearOperator, HilbertLinearOperator
+from gpytorch_tkrr.operator import (
+    HilbertAddedDiagLinearOperator,
+    HilbertCrossLinearOperator,
+    HilbertLinearOperator,
+)
 
 # Upstream's suites index through sparse matrices and exercise deliberately ill-advised paths.
 pytestmark = [
@@ -176,3 +183,37 @@ def test_dense_fallback_warns_and_reduced_rank_normal_avoids_it():
             slow = gpytorch.distributions.MultivariateNormal(torch.zeros(10), operator).log_prob(value)
     torch.testing.assert_close(quiet, expected)
     torch.testing.assert_close(slow, expected, rtol=1e-3, atol=1e-3)
+
+
+class _Angles:
+    """Features of one input: what an expansion is to the operator."""
+
+    @staticmethod
+    def features(x):
+        return torch.cat([torch.sin(j * x.double()) for j in (1, 2, 3)], dim=-1)
+
+
+class _CrossCase(RectangularLinearOperatorTestCase):
+    seed = 0
+    batch_shape: tuple[int, ...] = ()
+
+    def create_linear_op(self):
+        x1, x2 = torch.randn(*self.batch_shape, 4, 1), torch.randn(*self.batch_shape, 6, 1)
+        variances = (torch.rand(*self.batch_shape, 3) + 0.5).requires_grad_(True)
+        return HilbertCrossLinearOperator(x1.requires_grad_(True), x2.requires_grad_(True), variances, _Angles())
+
+    def evaluate_linear_op(self, linear_op):
+        left = _Angles.features(linear_op.x1) * linear_op.variances.double().unsqueeze(-2)
+        return (left @ _Angles.features(linear_op.x2).mT).to(linear_op.dtype)
+
+
+class TestCross(_CrossCase, unittest.TestCase):
+    pass
+
+
+class TestCrossBatch(_CrossCase, unittest.TestCase):
+    batch_shape = (3,)
+
+
+class TestCrossMultiBatch(_CrossCase, unittest.TestCase):
+    batch_shape = (2, 3)
