@@ -275,9 +275,9 @@ class _Fit:
         weights = self.weights
         scale = clamped_exp(weights.log_scale())
         sums = self.design.sums(d, self.raw, scale)
-        gram, current = sums.gram(), scale.unsqueeze(-1) * weights.factors[d]
+        gram, current = sums.gram(), weights.scaled_factor(d)
         self._refresh(float(sums.square), objective)
-        data = _without_model(sums, gram, current * self.variances[d].sqrt())
+        data = FactorData.from_residuals(sums, gram, current * self.variances[d].sqrt())
         self.total = float(data.square)
         learn = self.step is not None and len(objective) >= 2 * self.num_dims - 1  # not before one plain sweep
         if self.step is not None:
@@ -327,7 +327,7 @@ class _Fit:
         def prior(noise: Tensor, outputscale: Tensor) -> Tensor:
             return self.penalty.strength_for(noise, outputscale, weights) / noise * form
 
-        self.evidences[d] = FactorEvidence(lambda: _without_model(sums, sums.gram(), raw), prior)
+        self.evidences[d] = FactorEvidence(lambda: FactorData.from_residuals(sums, sums.gram(), raw), prior)
 
     def _learn(self, d: int) -> None:
         """Improve the hyperparameters by this factor's evidence; all functions stay as they are."""
@@ -363,13 +363,6 @@ class _Fit:
             noise = torch.as_tensor(square * scale**2 / self.training.summary.num_rows).to(weights.log_scales)
         posterior = LaplacePosterior(weights, self.variances, noise.detach().double(), blocks)
         self.model.set_posterior(posterior, self.penalty)
-
-
-def _without_model(sums: FactorSums, gram: Tensor, raw: Tensor) -> FactorData:
-    """The sums for the targets themselves, from those for the residuals of a model with this raw factor."""
-    product = torch.einsum("risj,sj->ri", gram, raw)
-    square = sums.square + (raw * (2 * sums.rhs + product)).sum()
-    return FactorData(gram, sums.rhs + product, square, sums.count)
 
 
 def near_constant(gram: Tensor, mean: Tensor, variances: Tensor, rank: int, generator: torch.Generator) -> Tensor:

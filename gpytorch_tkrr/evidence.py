@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from .conditional import Conditional, whitened_precision
 from .modes import SeparableKernel
+from .sums import FactorSums
 
 #: Learned hyperparameters may leave this fraction of the prior variance unrepresented at the edge of the data.
 MAX_MISSING = 0.02
@@ -45,6 +46,19 @@ class FactorData:
     rhs: Tensor
     square: Tensor
     count: Tensor
+
+    @classmethod
+    def from_residuals(cls, sums: FactorSums, gram: Tensor, raw: Tensor) -> FactorData:
+        """
+        The sums for the targets themselves, from those for the residuals of a model with a given raw factor.
+
+        :param sums: Sums with the residuals as target.
+        :param gram: Their Gram matrix, `(R, M, R, M)`.
+        :param raw: The raw factor, scales of its components multiplied in, `(R, M)`.
+        """
+        product = torch.einsum("risj,sj->ri", gram, raw)
+        square = sums.square + (raw * (2 * sums.rhs + product)).sum()
+        return cls(gram, sums.rhs + product, square, sums.count)
 
 
 def log_evidence(data: FactorData, variances: Tensor, prior: Tensor, noise: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from .conditional import Conditional
+from .evidence import FactorData
 from .hyperparameters import Hyperparameters
 from .modes import SeparableKernel
 from .sums import Design
@@ -238,15 +239,14 @@ class GibbsSampler:
         factors = state.factors
         sums = self.design.sums(d, factors, torch.ones_like(state.precisions))
         gram = sums.gram()
-        product = torch.einsum("risj,sj->ri", gram, factors[d])
-        rhs = sums.rhs + product
-        total = float(sums.square + (factors[d] * (2 * sums.rhs + product)).sum())
+        data = FactorData.from_residuals(sums, gram, factors[d])
+        rhs = data.rhs
 
         current = self._moved(state, d, gram, rhs, adapt)
         rank, size = rhs.shape
         factors[d] = current.draw(self._normal(rank, size))
         fitted = torch.einsum("risj,sj->ri", gram, factors[d])
-        square = total + float((factors[d] * (fitted - 2 * rhs)).sum())
+        square = float(data.square + (factors[d] * (fitted - 2 * rhs)).sum())
         state.noise = self.noise_model.draw(state.noise, max(square, 0.0), float(sums.count), self.rng)
         blocks = gram.diagonal(dim1=0, dim2=2)  # (M, M, R)
         self.energies = torch.einsum("ri,ijr,rj->r", factors[d], blocks, factors[d]) / sums.count
