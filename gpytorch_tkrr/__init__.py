@@ -5,6 +5,9 @@ evaluated once; their variances come from the user's GPyTorch kernel object and 
 constraint.
 """
 
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 from .als import ALSResult, fit_als
 from .anova import CenteredLinearKernel, anova_kernel
 from .distribution import ReducedRankNormal
@@ -72,3 +75,12 @@ __all__ = [
     "register_spectral_density",
     "spectral_density",
 ]
+
+#: Modules for other libraries, imported when they are first used.
+_CLIENTS = ("botorch", "pyro")
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _CLIENTS:
+        return _import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
