@@ -10,7 +10,6 @@ import gpytorch
 import torch
 from gpytorch.kernels import AdditiveKernel, RBFKernel, ScaleKernel
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
 import gpytorch_tkrr as tkrr
 
@@ -18,6 +17,7 @@ from . import datasets
 from .exact_gp import SwappableGP
 from .harness import Report
 from .protocol import Hyperparameters, Method, fit_rff, fit_tkrr, mean_sd_lengthscale, mean_squared_error, split
+from .svgp import fit_svgp
 
 NUM_BASIS = 40
 RANKS = (5, 10, 15, 20)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Report:
     add(f"RFF, {num_features} features", fit_rff(x, y, theta, num_features=num_features, generator=generator))
     add("additive Hilbert GP", fit_additive_hilbert(x, y, steps=args.hilbert_steps))
     if args.svgp_epochs:
-        add(f"SVGP, {args.svgp_epochs} epochs", fit_svgp(x, y, epochs=args.svgp_epochs))
+        add(f"SVGP, {args.svgp_epochs} epochs", train_svgp(x, y, epochs=args.svgp_epochs))
     report.notes += [
         f"T-KRR and RFF: lengthscale {theta.lengthscale:.3g} (mean standard deviation of the inputs), ridge 100 / N; "
         f"M = {NUM_BASIS}, 10 sweeps.",
@@ -104,54 +104,14 @@ def fit_additive_hilbert(x: Tensor, y: Tensor, *, steps: int) -> Method:
     return Method(predict, time.perf_counter() - start)
 
 
-class SVGP(gpytorch.models.ApproximateGP):
+def train_svgp(x: Tensor, y: Tensor, *, epochs: int) -> Method:
     """
     A sparse variational GP.
-
-    :param inducing_points: Where the inducing points start, `(m, D)`.
-    """
-
-    def __init__(self, inducing_points: Tensor):
-        distribution = gpytorch.variational.CholeskyVariationalDistribution(len(inducing_points))
-        strategy = gpytorch.variational.VariationalStrategy(self, inducing_points, distribution)
-        super().__init__(strategy)
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = ScaleKernel(RBFKernel(ard_num_dims=inducing_points.shape[1]))
-
-    def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-def fit_svgp(x: Tensor, y: Tensor, *, epochs: int, num_inducing: int = 512, batch_size: int = 1024) -> Method:
-    """
-    A sparse variational GP trained by Adam.
 
     :param x: Inputs `(N, D)` in [0, 1].
     :param y: Targets `(N,)`, standardised.
     :param epochs: Passes over the data.
-    :param num_inducing: Number of inducing points.
-    :param batch_size: Rows per step.
-
-    Reference: Hensman, Matthews & Ghahramani (2015), *Scalable variational Gaussian process classification*.
     """
     start = time.perf_counter()
-    x, y = x.float(), y.float()
-    model = SVGP(x[torch.randperm(len(x))[:num_inducing]])
-    model.covar_module.base_kernel.lengthscale = 0.2
-    likelihood = gpytorch.likelihoods.GaussianLikelihood()
-    objective = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
-    optimizer = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.01)
-    loader = DataLoader(TensorDataset(x, y), batch_size=batch_size, shuffle=True)
-    for _ in range(epochs):
-        for rows, targets in loader:
-            optimizer.zero_grad()
-            loss = -objective(model(rows), targets)
-            loss.backward()
-            optimizer.step()
-    model.eval()
-
-    @torch.no_grad()
-    def predict(test: Tensor) -> Tensor:
-        return torch.cat([model(rows).mean for rows in test.float().split(8192)]).double()
-
-    return Method(predict, time.perf_counter() - start)
+    model = fit_svgp(x, y, epochs=epochs, lengthscale=0.2)
+    return Method(lambda test: model.predict(test)[0], time.perf_counter() - start)
