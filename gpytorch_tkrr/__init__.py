@@ -15,12 +15,14 @@ from .domain import Domain
 from .draws import FunctionDraws, draw_posterior_functions, draw_prior_functions
 from .errors import (
     ApproximationWarning,
+    CheckpointError,
     ConvergenceWarning,
     DenseFallbackWarning,
     DomainError,
     InputError,
     NotFittedError,
     OutOfDomainWarning,
+    ProcessError,
     SeparableKernelWarning,
     SizeError,
     StalePosteriorWarning,
@@ -33,7 +35,9 @@ from .index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .kernel import HilbertKernel
 from .model import TKRR
 from .penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
+from .source import ArraySource, Shard
 from .spectral import register_spectral_density, spectral_density
+from .tables import CSVSource, NpySource, NpzSource, ParquetSource, open_table
 
 __version__ = "0.1.0"
 
@@ -41,7 +45,10 @@ __all__ = [
     "TKRR",
     "ALSResult",
     "ApproximationWarning",
+    "ArraySource",
+    "CSVSource",
     "CenteredLinearKernel",
+    "CheckpointError",
     "ColumnPenalty",
     "ConvergenceWarning",
     "DenseFallbackWarning",
@@ -57,10 +64,15 @@ __all__ = [
     "IndexSet",
     "InputError",
     "NotFittedError",
+    "NpySource",
+    "NpzSource",
     "OutOfDomainWarning",
+    "ParquetSource",
     "Penalty",
+    "ProcessError",
     "ReducedRankNormal",
     "SeparableKernelWarning",
+    "Shard",
     "SizeError",
     "StalePosteriorWarning",
     "TKRRError",
@@ -72,6 +84,7 @@ __all__ = [
     "draw_prior_functions",
     "fit_als",
     "fit_gibbs",
+    "open_table",
     "register_spectral_density",
     "spectral_density",
 ]

@@ -31,6 +31,18 @@ class NotFittedError(TKRRError, RuntimeError):
     """A posterior was asked of a model that has not been fitted."""
 
 
+class ProcessError(TKRRError, RuntimeError):
+    """Another process of a distributed fit has ended or does not answer."""
+
+
+class CheckpointError(TKRRError, ValueError):
+    """A checkpoint is damaged, or belongs to other data, another model or another fit."""
+
+
+class NotApplicableError(TKRRError, TypeError):
+    """A model of a comparison cannot take this task, or this number of inputs."""
+
+
 class TKRRWarning(UserWarning):
     """Base class of all warnings issued by this package."""
 

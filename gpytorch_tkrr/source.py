@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import mmap
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .errors import InputError
+from .parallel import ONE_PROCESS, Processes
 
-#: Rows per batch of tensors in memory: few enough for the cache, enough to count distinct values.
+#: Rows per batch: few enough for the cache, enough to count distinct values.
 BATCH_ROWS = 65536
 
 
@@ -34,7 +39,31 @@ class Batch:
         return self.x.shape[0]
 
 
-class TensorSource:
+Source = Iterable[tuple[Tensor, ...]]
+
+
+class RowSource(ABC):
+    """A source that knows its number of rows and reads any range of them without reading the rest."""
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """N."""
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Iterator[tuple[Tensor, ...]]:
+        """
+        Batches of the rows `start` to `stop - 1`.
+
+        :param start: The first row.
+        :param stop: The row after the last.
+        """
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        return self.rows(0, self.num_rows)
+
+
+class TensorSource(RowSource):
     """
     Tensors in memory as a source of batches.
 
@@ -45,29 +74,82 @@ class TensorSource:
     """
 
     def __init__(self, x: Tensor, y: Tensor, weight: Tensor | None = None, *, batch_rows: int = BATCH_ROWS):
-        self.x, self.y, self.weight, self.batch_rows = x, y, weight, batch_rows
+        self.parts = (x, y) if weight is None else (x, y, weight)
+        self.batch_rows = batch_rows
 
-    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        for start in range(0, self.x.shape[0], self.batch_rows):
-            rows = slice(start, start + self.batch_rows)
-            pair = self.x[rows], self.y[rows]
-            yield pair if self.weight is None else (*pair, self.weight[rows])
+    @property
+    def num_rows(self) -> int:
+        return self.parts[0].shape[0]
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[Tensor, ...]]:
+        for first in range(start, stop, self.batch_rows):
+            yield tuple(part[first : min(first + self.batch_rows, stop)] for part in self.parts)
 
 
-Source = Iterable[tuple[Tensor, ...]]
+class ArraySource(RowSource):
+    """
+    NumPy arrays, in memory or mapped from files, as a source of batches.
+
+    Of a :class:`numpy.memmap` no more than a batch is held in memory at a time.
+
+    :param x: Inputs `(N, D)`, of any numeric type.
+    :param y: Targets `(N,)`.
+    :param weight: Row weights `(N,)`, or None for ones.
+    :param batch_rows: Rows per batch.
+
+    Example:
+        >>> import numpy as np
+        >>> import gpytorch_tkrr as tkrr
+        >>> source = tkrr.ArraySource(np.zeros((5, 2), dtype=np.int16), np.arange(5), batch_rows=3)
+        >>> [tuple(x.shape) for x, y in source]
+        [(3, 2), (2, 2)]
+    """
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None, *, batch_rows: int = BATCH_ROWS):
+        self.parts = (x, y) if weight is None else (x, y, weight)
+        self.batch_rows = batch_rows
+        lengths = [len(part) for part in self.parts]
+        if len(set(lengths)) > 1:
+            raise InputError(f"Inputs, targets and weights must have the same number of rows; got {lengths}.")
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.parts[0])
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[Tensor, ...]]:
+        for first in range(start, stop, self.batch_rows):
+            rows = slice(first, min(first + self.batch_rows, stop))
+            yield tuple(torch.from_numpy(np.array(part[rows], dtype=np.float64)) for part in self.parts)
+            for part in self.parts:
+                release(part)
+
+
+def release(array: np.ndarray) -> None:
+    """
+    Give the pages of a mapped file back to the system, which would count them as memory of this process.
+
+    :param array: An array, mapped from a file or not.
+    """
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None and getattr(array, "mode", "c") != "c" and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def as_source(data: object) -> Source:
     """
-    A pair of tensors, or an iterable of batches that starts afresh each time, as a source.
+    Tensors or arrays, or an iterable of batches that starts afresh each time, as a source.
 
     :param data: `(x, y)` or `(x, y, weight)`, or an iterable of such batches, for instance a DataLoader.
     """
-    if isinstance(data, (tuple, list)) and len(data) in (2, 3) and all(isinstance(part, Tensor) for part in data):
-        return TensorSource(*data)
-    if not isinstance(data, Iterable):
+    if isinstance(data, (tuple, list)) and len(data) in (2, 3):
+        if all(isinstance(part, Tensor) for part in data):
+            return TensorSource(*data)
+        if all(isinstance(part, np.ndarray) for part in data):
+            return ArraySource(*data)
+    if isinstance(data, str) or not isinstance(data, Iterable):
         raise InputError(
-            f"data must be a pair of tensors (x, y) or an iterable of such batches; got {type(data).__name__}."
+            f"data must be a pair of tensors or arrays (x, y), or an iterable of such batches; got a "
+            f"{type(data).__name__}. Open a file with gpytorch_tkrr.open_table(path, target=...)."
         )
     if isinstance(data, Iterator):
         raise InputError(
@@ -75,6 +157,64 @@ def as_source(data: object) -> Source:
             "an object whose iteration starts afresh each time: tensors, a list of batches, or a DataLoader."
         )
     return data
+
+
+class Shard(RowSource):
+    """
+    The rows of one process among several: consecutive ones, none twice, none left out.
+
+    The shards of all processes, one after the other, are the source. They differ by at most one row in length and may
+    be empty. Only the rows of the shard are read, except from a plain iterable of batches.
+
+    :param data: See `data` of :func:`~gpytorch_tkrr.fit_als`.
+    :param rank: The number of this process.
+    :param size: The number of processes.
+
+    Example:
+        >>> import torch, gpytorch_tkrr as tkrr
+        >>> data = torch.zeros(7, 2), torch.arange(7.0)
+        >>> [y.tolist() for rank in range(3) for x, y in tkrr.Shard(data, rank, 3)]
+        [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0, 6.0]]
+    """
+
+    def __init__(self, data: Any, rank: int, size: int):
+        if not 0 <= rank < size:
+            raise InputError(f"rank must lie between 0 and size - 1 = {size - 1}; got {rank}.")
+        self.source = as_source(data)
+        total = self.source.num_rows if isinstance(self.source, RowSource) else _count(self.source)
+        self.first_row, self.stop_row = total * rank // size, total * (rank + 1) // size
+
+    @property
+    def num_rows(self) -> int:
+        return self.stop_row - self.first_row
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[Tensor, ...]]:
+        start, stop = self.first_row + start, self.first_row + stop
+        if isinstance(self.source, RowSource):
+            return self.source.rows(start, stop)
+        return select_rows(self.source, start, stop)
+
+
+def _count(source: Source) -> int:
+    return sum(parts[0].shape[0] for parts in source)
+
+
+def select_rows(batches: Iterable[Sequence[Any]], start: int, stop: int) -> Iterator[tuple[Any, ...]]:
+    """
+    The rows `start` to `stop - 1` of batches that are read one after the other.
+
+    :param batches: Tensors or arrays, the parts of each batch.
+    :param start: The first row.
+    :param stop: The row after the last.
+    """
+    first = 0
+    for parts in batches:
+        last = first + parts[0].shape[0]
+        if last > start and first < stop:
+            yield tuple(part[max(start - first, 0) : stop - first] for part in parts)
+        if last >= stop:
+            return
+        first = last
 
 
 @dataclass
@@ -88,6 +228,7 @@ class Summary:
     :param variance: Mean squared deviation of the targets from their mean, weighted.
     :param lower: Smallest inputs `(D,)`.
     :param upper: Largest inputs `(D,)`.
+    :param mass: The sum of the row weights.
     """
 
     num_rows: int
@@ -96,6 +237,30 @@ class Summary:
     variance: float
     lower: Tensor
     upper: Tensor
+    mass: float
+
+    def to(self, device: torch.device | str) -> Summary:
+        """
+        The same on another device.
+
+        :param device: The device.
+        """
+        return replace(self, lower=self.lower.to(device), upper=self.upper.to(device))
+
+    def __add__(self, other: Summary) -> Summary:
+        if self.num_dims != other.num_dims:
+            raise InputError(f"Some rows have {self.num_dims} inputs, others {other.num_dims}.")
+        mass = self.mass + other.mass
+        shift, share = other.mean - self.mean, other.mass / mass
+        return Summary(
+            self.num_rows + other.num_rows,
+            self.num_dims,
+            self.mean + shift * share,
+            self.variance * (1 - share) + other.variance * share + shift**2 * share * (1 - share),
+            torch.minimum(self.lower, other.lower),
+            torch.maximum(self.upper, other.upper),
+            mass,
+        )
 
 
 class TrainingData:
@@ -104,30 +269,50 @@ class TrainingData:
 
     The first pass is made at once; set :attr:`mean` (a function of the inputs) and :attr:`scale` after it.
 
-    :param source: See :func:`as_source`.
+    :param source: See :func:`as_source`; where several processes take part, the rows of this one.
     :param targets: Maps raw targets `(n,)` to float64 ones.
+    :param processes: The processes that share the data; the summary is that of all of them.
+    :param device: Where batches are moved to; by default they stay where they are.
     """
 
-    def __init__(self, source: Source, *, targets: Callable[[Tensor], Tensor] | None = None):
+    def __init__(
+        self,
+        source: Source,
+        *,
+        targets: Callable[[Tensor], Tensor] | None = None,
+        processes: Processes = ONE_PROCESS,
+        device: torch.device | None = None,
+    ):
         self.source = source
         self.targets = targets
+        self.processes = processes
+        self.device = device
         self.mean: Callable[[Tensor], Tensor] | None = None
         self.scale = 1.0
-        self.summary = self._summarise()
+        self.num_rows: int | None = None  # of this process, known after the first pass
+        self.summary, self.first_row = self._summarise()
 
     def __iter__(self) -> Iterator[Batch]:
+        count = 0
         for parts in self.source:
             batch = self._read(parts)
             if self.mean is not None:
                 batch.y = batch.y - self.mean(batch.x)
             batch.y = batch.y / self.scale
+            count += batch.num_rows
             yield batch
+        if self.num_rows is not None and count != self.num_rows:
+            raise InputError(
+                f"The data had {self.num_rows} rows in the first pass and {count} in a later one. Every factor update "
+                "reads them again: they must not change during a fit."
+            )
 
     def _read(self, parts: tuple[Tensor, ...]) -> Batch:
         if len(parts) not in (2, 3) or not all(isinstance(part, Tensor) for part in parts):
             kinds = ", ".join(type(part).__name__ for part in parts)
             raise InputError(f"Data must come as tensors (x, y) or (x, y, weight); got ({kinds}).")
-        x, y = parts[0].detach().double(), parts[1].detach()
+        x, *others = (part.detach() if self.device is None else part.detach().to(self.device) for part in parts)
+        x, y = x.double(), others[0]
         x = x.unsqueeze(-1) if x.dim() == 1 else x
         y = y.squeeze(-1) if y.dim() == 2 and y.shape[-1] == 1 else y
         if x.dim() != 2 or y.shape != x.shape[:1]:
@@ -135,30 +320,52 @@ class TrainingData:
                 f"Inputs must have shape (N, D) and targets (N,); got {tuple(x.shape)} and {tuple(y.shape)}."
             )
         y = y.double() if self.targets is None else self.targets(y)
-        weight = parts[2].detach().double() if len(parts) > 2 else None
-        return Batch(x, y, weight)
+        return Batch(x, y, others[1].double() if len(others) > 1 else None)
 
-    def _summarise(self) -> Summary:
-        count, total, mean, deviation = 0, 0.0, 0.0, 0.0
-        lower = upper = None
+    def _summarise(self) -> tuple[Summary, int]:
+        """The summary of all rows, and the number of rows that other processes hold before those of this one."""
+        try:
+            own: Summary | Exception | None = self._summarise_own()
+        except Exception as error:
+            if self.processes.size == 1:
+                raise
+            own = error
+        if isinstance(own, Summary) and self.processes.size > 1:
+            own = own.to("cpu")
+        summaries = self.processes.gather(own)
+        if isinstance(own, Exception):
+            raise own
+        total: Summary | None = None
+        first_row = 0
+        for rank, other in enumerate(summaries):
+            if isinstance(other, Exception):
+                raise InputError(f"Process {rank} could not read its rows: {other}")
+            if other is not None:
+                first_row += other.num_rows if rank < self.processes.rank else 0
+                total = other if total is None else total + other
+        if total is None:
+            raise InputError("There are no rows of data.")
+        return total if self.device is None else total.to(self.device), first_row
+
+    def _summarise_own(self) -> Summary | None:
+        total: Summary | None = None
+        offset = getattr(self.source, "first_row", 0)
+        self.num_rows = None
+        count = 0
         for batch in self:
             if batch.num_rows == 0:
                 continue
-            _check_finite(batch, count)
+            _check_finite(batch, offset + count)
             count += batch.num_rows
             weight = torch.ones_like(batch.y) if batch.weight is None else batch.weight
             mass = float(weight.sum())
-            batch_mean = float(weight @ batch.y) / mass
-            shift = batch_mean - mean
-            deviation += float(weight @ (batch.y - batch_mean) ** 2) + shift**2 * total * mass / (total + mass)
-            total += mass
-            mean += shift * mass / total
-            low, high = batch.x.amin(0), batch.x.amax(0)
-            lower = low if lower is None else torch.minimum(lower, low)
-            upper = high if upper is None else torch.maximum(upper, high)
-        if lower is None or upper is None:
-            raise InputError("There are no rows of data.")
-        return Summary(count, lower.shape[0], mean, deviation / total, lower, upper)
+            mean = float(weight @ batch.y) / mass
+            variance = float(weight @ (batch.y - mean) ** 2) / mass
+            lower, upper = batch.x.amin(0), batch.x.amax(0)
+            summary = Summary(batch.num_rows, batch.x.shape[1], mean, variance, lower, upper, mass)
+            total = summary if total is None else total + summary
+        self.num_rows = count
+        return total
 
 
 def _check_finite(batch: Batch, offset: int) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpytorch_tkrr.errors import InputError
-from gpytorch_tkrr.source import TensorSource, TrainingData, as_source
+from gpytorch_tkrr.source import Shard, TensorSource, TrainingData, as_source
 
 X, Y = torch.randn(50, 3), torch.randn(50)
 
@@ -58,3 +58,30 @@ def test_shapes_and_weights_are_checked():
         TrainingData(TensorSource(X[:0], Y[:0]))
     with pytest.raises(InputError, match="weights"):
         TrainingData(TensorSource(X, Y, torch.zeros(50)))
+
+
+class Growing:
+    """A source that has one more row in every pass."""
+
+    def __init__(self):
+        self.num_passes = 0
+
+    def __iter__(self):
+        self.num_passes += 1
+        yield X[: 10 + self.num_passes], Y[: 10 + self.num_passes]
+
+
+def test_a_source_whose_length_changes_is_refused():
+    data = TrainingData(Growing())
+    with pytest.raises(InputError, match="had 11 rows in the first pass and 12 in a later one"):
+        list(data)
+
+
+def test_a_path_is_no_source():
+    with pytest.raises(InputError, match="open_table"):
+        as_source("flights.parquet")
+
+
+def test_rank_of_a_shard_is_checked():
+    with pytest.raises(InputError, match="rank"):
+        Shard((X, Y), 2, 2)

@@ -1,0 +1,136 @@
+"""Several processes that fit one model, each with rows of its own, on :mod:`torch.distributed`.
+
+All that they exchange are sums over their rows. Every process then does the same small algebra with the same sums and
+the same random numbers, so that all of them hold the same weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .errors import ProcessError
+
+T = TypeVar("T")
+
+
+class Processes:
+    """
+    The processes that share the data of a fit; this class: one process, which has nobody to talk to.
+
+    :ivar rank: The number of this process.
+    :ivar size: The number of processes.
+    :ivar volume: Bytes that this process has handed to :meth:`sum` so far.
+    """
+
+    rank = 0
+    size = 1
+    volume = 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """
+        The sum of a tensor over all processes, the same bits in each of them.
+
+        :param tensor: Of the same shape in all processes; it may be overwritten.
+        """
+        return tensor
+
+    def gather(self, value: T) -> list[T]:
+        """
+        The values of all processes, in the order of their ranks.
+
+        :param value: Something small that can be pickled.
+        """
+        return [value]
+
+    def share(self, value: T) -> T:
+        """
+        The value of the first process.
+
+        :param value: Something small that can be pickled.
+        """
+        return self.gather(value)[0]
+
+
+#: One process, which has nobody to talk to.
+ONE_PROCESS = Processes()
+
+
+class ProcessGroup(Processes):
+    """
+    The processes of a group of :mod:`torch.distributed`.
+
+    Where another process ends or does not answer within the timeout of the group, every call raises a
+    :class:`~gpytorch_tkrr.ProcessError`.
+
+    :param group: The group, for instance ``torch.distributed.group.WORLD``.
+    """
+
+    def __init__(self, group: Any):
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.contiguous()
+        self.volume += tensor.numel() * tensor.element_size()
+        with self._watched():
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.size
+        with self._watched():
+            dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise ProcessError(
+                f"Process {self.rank} of {self.size} lost contact with the others: one of them has ended, or has not "
+                "answered within the timeout of the process group. Look for its own error message; a fit that was "
+                f"given a checkpoint can be resumed. ({str(error).strip().splitlines()[0]})"
+            ) from error
+
+
+def as_processes(group: Any) -> Processes:
+    """
+    What the fit functions make of their `group`.
+
+    :param group: A group of :mod:`torch.distributed`, or None for one process.
+    """
+    if group is None:
+        return ONE_PROCESS
+    return group if isinstance(group, Processes) else ProcessGroup(group)
+
+
+@contextmanager
+def launched_processes(*, timeout: float = 600.0) -> Iterator[Processes]:
+    """
+    The processes started by ``torchrun``, or one process where there is no ``torchrun``.
+
+    They talk by NCCL where each has a GPU of its own and by Gloo otherwise.
+
+    :param timeout: Seconds after which a process that does not answer counts as lost.
+    """
+    if not dist.is_torchelastic_launched():
+        yield ONE_PROCESS
+        return
+    local_rank = int(os.environ["LOCAL_RANK"])
+    on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    if on_gpu:
+        torch.cuda.set_device(local_rank)
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(seconds=timeout))
+    try:
+        yield ProcessGroup(dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
