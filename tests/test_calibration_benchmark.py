@@ -12,7 +12,7 @@ import scipy.stats
 import torch
 
 import gpytorch_tkrr as tkrr
-from benchmarks import calibration, datasets
+from benchmarks import calibration, datasets, flights_bayes
 from benchmarks.scores import Mixture
 
 
@@ -111,3 +111,19 @@ def test_claims_are_checked():
     missed = [note for note in calibration.check_targets(rows(0.1, 0.895)) if note.startswith("MISSED")]
     assert len(missed) == 4
     assert sum(note.startswith("MISSED") for note in calibration.check_targets(rows(0.04, 0.905))) == 1
+
+
+def test_flights(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(150, 3))
+    y = 5 + 30 * x[:, 0] + rng.normal(size=150)
+    data = datasets.Dataset("airline_nyc2013", "regression", x, y, tuple("abc"), "delay", "made up")
+    monkeypatch.setattr(datasets, "load", lambda name, **kwargs: data)
+    parser = argparse.ArgumentParser()
+    flights_bayes.add_arguments(parser)
+    options = ["--rows", "100", "--test-rows", "50", "--rank", "2", "--svgp-epochs", "1"]
+    ours, other = flights_bayes.run(parser.parse_args(options)).rows
+    assert ours["mse"] < 0.1 and ours["nlpd"] < 0.0 and ours["coverage"] > 0.8
+    assert other["mse"] > ours["mse"]  # one step of Adam learns nothing
+    notes = flights_bayes.check_targets([{**ours, "seconds": 1.0}, {**other, "seconds": 2.0}])
+    assert len(notes) == 5 and all(note.startswith("met") for note in notes)
