@@ -12,6 +12,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from gpytorch.module import RandomModuleMixin
 from gpytorch.utils.memoize import clear_cache_hook
 from linear_operator.operators import DiagLinearOperator, LinearOperator, MatmulLinearOperator
 from torch import Tensor
@@ -30,6 +31,7 @@ from .gram import GramCache
 from .index_set import MAX_FUNCTIONS, FullTensor, IndexSet, as_num_basis
 from .operator import HilbertCrossLinearOperator, HilbertLinearOperator, RefusedLinearOperator
 from .prediction import HilbertPredictionStrategy
+from .rejection import reject_failed_steps
 from .tolerance import choose_basis
 
 #: Relative shortfall of the represented prior variance that is warned about and made up for.
@@ -92,7 +94,7 @@ class HilbertKernel(Kernel):
         self.index_set = FullTensor() if index_set is None else index_set
         if domain.num_dims is not None:
             self.expansion(domain.num_dims)  # an unsupported kernel or a size that does not fit is refused here
-        self._cached: tuple[list[Tensor], Tensor, GramCache] | None = None
+        self._cache = _FeatureCache()
         self._warned: set[type[Warning]] = set()
         self._accepted_error = SHORTFALL
 
@@ -201,16 +203,21 @@ class HilbertKernel(Kernel):
 
     def _covariance(self, x: Tensor, diag: bool) -> Tensor | LinearOperator:
         expansion = self.expansion(x.shape[-1])
+        batch_shape = x.shape[:-2]
+        x = _without_copies(x)
         # Inputs that are learned (deep kernels, inducing points) may leave the box while they are trained.
         is_data = self.training and not x.requires_grad
         self._check_inputs(expansion, x, is_data)
         features, gram_cache = self._evaluate(expansion, x)
         variances = expansion.variances()
-        if self.training:
+        if self.training and not isinstance(self, RandomModuleMixin):  # proposals of a sampler are not judged
             self._check_approximation(expansion, x, features, variances)
         missing = None if is_data else self._missing_variance(expansion, x, features, variances)
         dtype = torch.promote_types(x.dtype, self.dtype)
+        batch_shape = torch.broadcast_shapes(batch_shape, variances.shape[:-1])
+        variances = variances.expand(*batch_shape, variances.shape[-1])
         covariance = HilbertLinearOperator(features, variances.to(dtype), gram_cache)
+        missing = None if missing is None else missing.expand(*batch_shape, x.shape[-2])
         if diag:
             represented = covariance._diagonal()
             return represented if missing is None else represented + missing.to(dtype)
@@ -245,28 +252,26 @@ class HilbertKernel(Kernel):
         finally:
             self.training = mode
 
-    def _is_cached(self, key: list[Tensor]) -> bool:
-        return self._cached is not None and _same_content(self._cached[0], key)
-
     def _evaluate(self, expansion: Expansion, x: Tensor) -> tuple[Tensor, GramCache | None]:
         """Features, from the cache where inputs and basis have the same content as last time."""
         key = _key(expansion, x)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in key):
             return expansion.features(x), None
-        if self._cached is not None and self._is_cached(key):
-            return self._cached[1], self._cached[2]
+        cached = self._cache.find(key)
+        if cached is not None:
+            return cached
         with torch.no_grad():
             features = expansion.features(x)
             if self.training:  # function-major in memory: products with one vector run twice as fast
                 features = features.mT.contiguous().mT
         gram_cache = GramCache(expansion, x.detach().clone(), features)
         if self.training:
-            self._cached = ([tensor.detach().clone() for tensor in key], features, gram_cache)
+            self._cache.store(key, features, gram_cache)
         return features, gram_cache
 
     def _check_inputs(self, expansion: Expansion, x: Tensor, is_data: bool) -> None:
         """Refuse inputs that are not finite and, where they are training data, inputs outside the box."""
-        if self._is_cached(_key(expansion, x)):
+        if self._cache.find(_key(expansion, x)) is not None:
             return
         rows = as_inputs(x)
         inside = self.domain.contains(rows)
@@ -349,7 +354,57 @@ class HilbertKernel(Kernel):
         return kernel
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_cached": None}
+        return dict(super().__getstate__())  # a shallow copy must not share the dictionary itself
+
+    def to_random_module(self) -> Kernel:
+        reject_failed_steps()
+        return super().to_random_module()
+
+
+class _FeatureCache:
+    """
+    Features of the training inputs seen last, found again by content.
+
+    Deep copies of a kernel share it, since samplers copy the whole model at every step; pickles leave it behind.
+    """
+
+    def __init__(self) -> None:
+        self.content: tuple[list[Tensor], tuple[Tensor, GramCache]] | None = None
+
+    def find(self, key: list[Tensor]) -> tuple[Tensor, GramCache] | None:
+        """
+        The features and their Gram matrix, or None.
+
+        :param key: Everything that they depend on.
+        """
+        if self.content is None or not _same_content(self.content[0], key):
+            return None
+        return self.content[1]
+
+    def store(self, key: list[Tensor], features: Tensor, gram_cache: GramCache) -> None:
+        """
+        :param key: Everything that the features depend on.
+        :param features: `(..., N, M)`.
+        :param gram_cache: Their Gram matrix.
+        """
+        self.content = ([tensor.detach().clone() for tensor in key], (features, gram_cache))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _FeatureCache:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _FeatureCache, ()
+
+
+def _without_copies(x: Tensor) -> Tensor:
+    """
+    Inputs `(..., N, D)` without batch dimensions that only repeat them; Gaussian processes with sampled
+    hyperparameters come with such inputs.
+    """
+    if x.dim() == 2 or x.requires_grad:
+        return x
+    first = x[(0,) * (x.dim() - 2)]
+    return first if torch.equal(x, first.expand_as(x)) else x
 
 
 def _key(expansion: Expansion, x: Tensor) -> list[Tensor]:

@@ -305,7 +305,7 @@ def separate(kernel: Kernel, domain: Domain, num_basis: int | Sequence[int], num
     scales: list[kernels.ScaleKernel] = []
     columns = _columns(kernel, tuple(range(num_dims)))
     path, core = type(kernel).__name__, kernel
-    while type(core) is kernels.ScaleKernel:
+    while _is(core, kernels.ScaleKernel):
         _check_batch(core, path)
         scales.append(core)
         core = core.base_kernel
@@ -329,6 +329,11 @@ def count_per_dimension(num_basis: int | Sequence[int], num_dims: int) -> list[i
     if min(sizes) < 1:
         raise SizeError(f"num_basis must be at least 1 in every dimension; got {num_basis}.")
     return sizes
+
+
+def _is(kernel: Kernel, kernel_class: type[Kernel]) -> bool:
+    """Whether a kernel is of a class, or of a subclass (of sampled parameters) that has no `forward` of its own."""
+    return isinstance(kernel, kernel_class) and type(kernel).forward is kernel_class.forward
 
 
 def _columns(kernel: Kernel, columns: tuple[int, ...]) -> tuple[int, ...]:
@@ -358,19 +363,19 @@ class _Splitter:
         :param path: Where it stands in the tree, for messages.
         """
         _check_batch(kernel, path)
-        if type(kernel) is kernels.ScaleKernel:  # repeats its child's active_dims: they are applied already
+        if _is(kernel, kernels.ScaleKernel):  # repeats its child's active_dims: they are applied already
             return _scaled(self.split(kernel.base_kernel, columns, f"{path}.base_kernel"), kernel)
-        if type(kernel) is kernels.ProductKernel:
+        if _is(kernel, kernels.ProductKernel):
             return self._product(kernel, columns, path)
-        if type(kernel) is kernels.AdditiveKernel:
+        if _is(kernel, kernels.AdditiveKernel):
             return self._sum(kernel, columns, path)
-        if type(kernel) is kernels.ProductStructureKernel:
+        if _is(kernel, kernels.ProductStructureKernel):
             base = kernel.base_kernel
             parts = (self.split(base, (d,), f"{path}.base_kernel") for d in _columns(base, columns))
             return reduce(lambda left, right: {**left, **right}, parts, {})
-        if type(kernel) is kernels.ConstantKernel:
+        if _is(kernel, kernels.ConstantKernel):
             return {d: [ConstantTerm(kernel, 1 / len(columns))] for d in columns}
-        if type(kernel) is kernels.PeriodicKernel:
+        if _is(kernel, kernels.PeriodicKernel):
             harmonics = [-(-self.sines[d].num_functions // 2) for d in columns]
             return {d: [PeriodicTerm(kernel, i, harmonics[i])] for i, d in enumerate(columns)}
         if isinstance(kernel, kernels.LinearKernel):
@@ -396,7 +401,7 @@ class _Splitter:
 
     def _product(self, kernel: Kernel, columns: tuple[int, ...], path: str) -> dict[int, list[Term]]:
         result: dict[int, list[Term]] = {}
-        constants = [child for child in kernel.kernels if type(child) is kernels.ConstantKernel]
+        constants = [child for child in kernel.kernels if _is(child, kernels.ConstantKernel)]
         for i, child in enumerate(kernel.kernels):
             if child in constants and len(constants) < len(kernel.kernels):
                 continue
@@ -415,7 +420,7 @@ class _Splitter:
 
     def _sum(self, kernel: Kernel, columns: tuple[int, ...], path: str) -> dict[int, list[Term]]:
         children = [(child, _columns(child, columns)) for child in kernel.kernels]
-        seen = {seen for child, seen in children if type(child) is not kernels.ConstantKernel} or {columns}
+        seen = {seen for child, seen in children if not _is(child, kernels.ConstantKernel)} or {columns}
         if len(kernel.kernels) > 1 and (len(seen) > 1 or len(next(iter(seen))) > 1):
             raise UnsupportedKernelError(
                 f"{path}: a sum over input dimensions {sorted({d for s in seen for d in s})} is not a product of "

@@ -130,8 +130,9 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
             residual = torch.where(observed, residual, torch.zeros_like(residual))
         factor = capacitance_cholesky(low_rank, noise, observed)
         scale = low_rank.scale
-        target = scale.unsqueeze(-1) * (low_rank.features.double().mT @ (residual / noise).unsqueeze(-1))
-        mean = scale * torch.cholesky_solve(target, factor).squeeze(-1)
+        # A row times a matrix: features that a batch shares are not repeated.
+        target = scale * ((residual / noise).unsqueeze(-2) @ low_rank.features.double()).squeeze(-2)  # (..., M)
+        mean = scale * torch.cholesky_solve(target.unsqueeze(-1), factor).squeeze(-1)
         identity = torch.eye(scale.shape[-1], dtype=scale.dtype, device=scale.device)
         inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
         posterior = WeightPosterior(mean, scale.unsqueeze(-1) * inverse.mT)

@@ -238,15 +238,29 @@ class TestCache:
         for _ in range(2):
             (gradient,) = torch.autograd.grad(evaluate(kernel, x).to_dense().sum(), x)
             assert gradient.any()
-        assert kernel._cached is None
+        assert kernel._cache.content is None
 
-    def test_copies_carry_no_cache(self):
+    def test_pickles_carry_no_cache(self):
         kernel, x = self.make()
         expected = kernel(x).to_dense()
-        for twin in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
-            assert twin._cached is None
-            assert torch.equal(twin(x).to_dense(), expected)
-        assert kernel._cached is not None
+        twin = pickle.loads(pickle.dumps(kernel))
+        assert twin._cache.content is None
+        assert torch.equal(twin(x).to_dense(), expected)
+        assert kernel._cache.content is not None
+
+    def test_copies_share_the_cache(self):
+        kernel, x = self.make()
+        first = evaluate(copy.deepcopy(kernel), x)
+        assert evaluate(kernel, x).features is first.features
+
+    def test_repeated_inputs_share_their_features(self):
+        kernel, x = self.make()
+        single = evaluate(kernel, x)
+        batch = evaluate(kernel, x.expand(3, 2, *x.shape).clone())
+        assert batch.features is single.features and batch.shape == (3, 2, *single.shape)
+        torch.testing.assert_close(batch.to_dense(), single.to_dense().expand(batch.shape))
+        other = torch.stack([x, x.flip(0)])
+        torch.testing.assert_close(evaluate(kernel, other).to_dense()[1], single.to_dense().flip(0, 1))
 
 
 # Batches

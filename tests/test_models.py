@@ -512,7 +512,7 @@ def test_cache_holds_no_graph():
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     for _ in range(2):
         mll(model(*model.train_inputs), model.train_targets).backward()
-    key, features, gram_cache = model.covar_module._cached
+    key, (features, gram_cache) = model.covar_module._cache.content
     assert not any(tensor.requires_grad for tensor in (*key, features, gram_cache()))
 
 

@@ -1,0 +1,185 @@
+r"""Hilbert Gaussian processes and CP-weight functions inside Pyro models; needs the extra `pyro`.
+
+Two ways lead from a kernel with priors to draws of its hyperparameters:
+
+- *Collapsed*: an :class:`~gpytorch.models.ExactGP` with a :class:`~gpytorch_tkrr.HilbertKernel`, whose hyperparameters
+  are drawn by :meth:`pyro_sample_from_prior` (or :func:`sample_priors`, which copies nothing) and whose weights are
+  integrated out. Features and Gram matrix are computed once for the whole run.
+- *Weight space*: :func:`hilbert_gp` and :func:`cp_function` are functions with standard normal weights, to be used
+  anywhere in a Pyro model and with any likelihood.
+
+A step at which a factorisation fails is rejected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from gpytorch import Module
+from gpytorch.kernels import Kernel
+from gpytorch.module import RandomModuleMixin
+from gpytorch.priors import Prior
+from torch import Tensor
+
+from .domain import Domain
+from .errors import InputError
+from .kernel import HilbertKernel
+from .modes import separate
+from .prediction import split_covariance
+from .rejection import reject_failed_steps
+
+try:
+    import pyro
+    import pyro.distributions as dist
+except ImportError as error:
+    raise ImportError(
+        "gpytorch_tkrr.pyro needs Pyro: pip install pyro-ppl, or gpytorch_tkrr[pyro] with its extra."
+    ) from error
+
+reject_failed_steps()
+
+
+def sample_priors(module: Module, name: str = "") -> Module:
+    """
+    A twin of a GPyTorch module whose parameters are drawn from their registered priors, one Pyro site for each.
+
+    The sites are those of :meth:`pyro_sample_from_prior`, which copies the whole module with its training data several
+    times over; the twin shares everything but the parameters.
+
+    :param module: A kernel, likelihood or model. Parameters without a prior keep their values.
+    :param name: Stands before the names of the sites, with a dot, where it is not empty.
+
+    Example:
+        >>> import gpytorch, pyro
+        >>> from gpytorch_tkrr.pyro import sample_priors
+        >>> kernel = gpytorch.kernels.RBFKernel(lengthscale_prior=gpytorch.priors.GammaPrior(3.0, 6.0))
+        >>> trace = pyro.poutine.trace(lambda: sample_priors(kernel, "k")).get_trace()
+        >>> list(trace.stochastic_nodes)
+        ['k.lengthscale_prior']
+    """
+    twin = _random_twin(module, {})
+    for site, owner, prior, closure, setter in twin.named_priors():
+        if setter is None:
+            raise InputError(
+                f"The prior {site} was registered without a setting_closure, so its parameter cannot be set. Register "
+                "it by the name of the parameter: register_prior(name, prior, 'lengthscale')."
+            )
+        shape = closure(owner).shape
+        value = pyro.sample(f"{name}.{site}" if name else site, prior.expand(shape))
+        if value.shape != shape:
+            raise InputError(
+                f"{site} has shape {tuple(shape)} but was drawn with shape {tuple(value.shape)}, inside a plate. Draw "
+                "hyperparameters outside: kernel = gpytorch_tkrr.pyro.sample_priors(kernel, name), before the plate."
+            )
+        setter(owner, value)
+    return twin
+
+
+def _random_twin(module: Any, memo: dict[int, Any]) -> Any:
+    """A GPyTorch module whose parameters can be replaced by tensors, sharing everything else with the given one."""
+    if not isinstance(module, Module) or isinstance(module, (Prior, RandomModuleMixin)):
+        return module
+    if id(module) not in memo:
+        module_class: Any = type(module)
+        twin = memo[id(module)] = object.__new__(_random_class(module_class))
+        twin.__dict__.update(module.__dict__)
+        twin.__dict__["_parameters"] = dict(module._parameters)
+        twin.__dict__["_modules"] = {name: _random_twin(child, memo) for name, child in module._modules.items()}
+        twin._clear_cache()
+    return memo[id(module)]
+
+
+@cache
+def _random_class(module_class: Any) -> Any:
+    return type(f"_Random{module_class.__name__}", (RandomModuleMixin, module_class), {})
+
+
+def hilbert_gp(name: str, kernel: Kernel, x: Tensor) -> Tensor:
+    r"""
+    A function from a Gaussian process with a :class:`~gpytorch_tkrr.HilbertKernel`, by standard normal weights,
+
+    .. math:: f(x) = \sum_i \sqrt{v_i(\theta)}\, \phi_i(x)\, w_i, \qquad w_i \sim N(0, 1).
+
+    Sites: `name.weights`, one for each prior registered on the kernel (`name.base_kernel.lengthscale_prior` and the
+    like, unless :func:`sample_priors` has drawn them before), and `name`, the values, deterministic.
+
+    :param name: Name of the function.
+    :param kernel: A HilbertKernel, or a ScaleKernel around one. The inputs must lie in its domain.
+    :param x: Inputs `(N, D)`, or `(N,)` for one dimension.
+    :return: `(N,)`; `(*plates, N)`, one function for each entry, inside of plates.
+
+    Example:
+        >>> import gpytorch, pyro, torch, gpytorch_tkrr as tkrr
+        >>> x = torch.linspace(0, 1, 50)
+        >>> base = gpytorch.kernels.RBFKernel(lengthscale_prior=gpytorch.priors.GammaPrior(3.0, 6.0))
+        >>> kernel = tkrr.HilbertKernel(base, tkrr.Domain.from_data(x, boundary_factor=3.0), num_basis=20)
+        >>> def counts(x, y=None):
+        ...     f = tkrr.pyro.hilbert_gp("f", kernel, x)
+        ...     with pyro.plate("rows", len(x)):
+        ...         return pyro.sample("y", pyro.distributions.Poisson(f.exp()), obs=y)
+        >>> counts(x).shape
+        torch.Size([50])
+    """
+    kernel = kernel if isinstance(kernel, RandomModuleMixin) else sample_priors(kernel, name)
+    x = x.unsqueeze(-1) if x.dim() == 1 else x
+    if not any(isinstance(part, HilbertKernel) for part in kernel.modules()):
+        raise InputError(
+            f"hilbert_gp takes a HilbertKernel, or a ScaleKernel around one; got a {type(kernel).__name__}. Wrap the "
+            "kernel: HilbertKernel.from_tolerance(kernel, x)."
+        )
+    covariance = kernel(x).evaluate_kernel()
+    low_rank, _ = split_covariance(covariance)
+    weights = _standard_normal(f"{name}.weights", low_rank.scale.shape, low_rank.scale)
+    values = ((low_rank.scale * weights).unsqueeze(-2) @ low_rank.features.double().mT).squeeze(-2)
+    return pyro.deterministic(name, values.to(covariance.dtype), event_dim=1)
+
+
+def cp_function(
+    name: str, kernel: Kernel, x: Tensor, *, domain: Domain, rank: int, num_basis: int | Sequence[int] = 20
+) -> Tensor:
+    r"""
+    A function of many inputs whose weights are a low-rank CP tensor with standard normal entries,
+
+    .. math:: f(x) = \frac{\sigma}{\sqrt R} \sum_{r=1}^R \prod_{d=1}^D \sum_j \sqrt{v_{dj}(\theta)}\, \phi_{dj}(x_d)\,
+        w_{drj}, \qquad w_{drj} \sim N(0, 1).
+
+    Its prior covariance is the kernel, :math:`\sigma^2 \prod_d k_d`, whatever the rank; the prior itself tends to the
+    Gaussian process as the rank grows.
+
+    Sites: `name.weights_d` for every input dimension d, one for each prior registered on the kernel, and `name`, the
+    values, deterministic.
+
+    :param name: Name of the function.
+    :param kernel: A separable kernel, such as :func:`~gpytorch_tkrr.anova_kernel`.
+    :param x: Inputs `(N, D)`.
+    :param domain: The box; it must be the same wherever the function is evaluated.
+    :param rank: R.
+    :param num_basis: Number of sines, for all dimensions or for each.
+    :return: `(N,)`; `(*plates, N)` inside of plates.
+
+    Example:
+        >>> import pyro, torch, gpytorch_tkrr as tkrr
+        >>> x = torch.rand(40, 6)
+        >>> kernel, domain = tkrr.anova_kernel(6), tkrr.Domain(0.5, 2.0)
+        >>> tkrr.pyro.cp_function("f", kernel, x, domain=domain, rank=4).shape
+        torch.Size([40])
+    """
+    kernel = kernel if isinstance(kernel, RandomModuleMixin) else sample_priors(kernel, name)
+    separable = separate(kernel, domain, num_basis, x.shape[-1])
+    product: Tensor | None = None
+    for d, mode in enumerate(separable.modes):
+        scale = mode.variances().clamp_min(1e-300).sqrt()
+        weights = _standard_normal(f"{name}.weights_{d}", torch.Size([rank, mode.num_functions]), scale)
+        values = (weights * scale) @ mode.basis(x[..., d]).mT  # (..., R, N)
+        product = values if product is None else product * values
+    assert product is not None
+    values = product.sum(-2) * (separable.outputscale() / rank).sqrt()
+    return pyro.deterministic(name, values.to(x.dtype), event_dim=1)
+
+
+def _standard_normal(site: str, shape: torch.Size, like: Tensor) -> Tensor:
+    zero = torch.zeros((), dtype=like.dtype, device=like.device)
+    return pyro.sample(site, dist.Normal(zero, 1.0).expand(shape).to_event(len(shape)))
