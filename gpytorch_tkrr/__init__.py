@@ -31,11 +31,12 @@ from .errors import (
     UnsupportedKernelError,
 )
 from .gibbs import GibbsResult, fit_gibbs
+from .hilbert_gp import HilbertGP
 from .index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .kernel import HilbertKernel
 from .model import TKRR
 from .penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
-from .source import ArraySource, Shard
+from .source import ArraySource, Shard, Summary, summarise
 from .spectral import register_spectral_density, spectral_density
 from .tables import CSVSource, NpySource, NpzSource, ParquetSource, open_table
 
@@ -59,6 +60,7 @@ __all__ = [
     "FullTensor",
     "FunctionDraws",
     "GibbsResult",
+    "HilbertGP",
     "HilbertKernel",
     "HyperbolicCross",
     "IndexSet",
@@ -75,6 +77,7 @@ __all__ = [
     "Shard",
     "SizeError",
     "StalePosteriorWarning",
+    "Summary",
     "TKRRError",
     "TKRRWarning",
     "TotalDegree",
@@ -87,6 +90,7 @@ __all__ = [
     "open_table",
     "register_spectral_density",
     "spectral_density",
+    "summarise",
 ]
 
 #: Modules for other libraries, imported when they are first used.

@@ -7,7 +7,7 @@ the same random numbers, so that all of them hold the same weights.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -50,6 +50,14 @@ class Processes:
         """
         return [value]
 
+    def collect(self, function: Callable[[], T]) -> list[T]:
+        """
+        What a function returns in each process. Where it fails in one, all of them fail, and none waits for it.
+
+        :param function: A function without arguments; its result is small and can be pickled.
+        """
+        return [function()]
+
     def share(self, value: T) -> T:
         """
         The value of the first process.
@@ -89,6 +97,19 @@ class ProcessGroup(Processes):
         with self._watched():
             dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def collect(self, function: Callable[[], T]) -> list[T]:
+        try:
+            value: T | Exception = function()
+        except Exception as error:
+            value = error
+        values = self.gather(value)
+        if isinstance(value, Exception):
+            raise value
+        for rank, other in enumerate(values):
+            if isinstance(other, Exception):
+                raise ProcessError(f"Process {rank} of {self.size} failed: {type(other).__name__}: {other}")
+        return values  # type: ignore[return-value]
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import mmap
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError
-from .parallel import ONE_PROCESS, Processes
+from .parallel import ONE_PROCESS, Processes, as_processes
 
 #: Rows per batch: few enough for the cache, enough to count distinct values.
 BATCH_ROWS = 65536
@@ -217,6 +219,65 @@ def select_rows(batches: Iterable[Sequence[Any]], start: int, stop: int) -> Iter
         first = last
 
 
+def read_batch(
+    parts: Sequence[Tensor],
+    *,
+    targets: Callable[[Tensor], Tensor] | None = None,
+    device: torch.device | None = None,
+) -> Batch:
+    """
+    What a source yields, its shapes checked, in float64.
+
+    :param parts: `(x, y)` or `(x, y, weight)`.
+    :param targets: Maps raw targets `(n,)` to float64 ones.
+    :param device: Where the batch is moved to; by default it stays where it is.
+    """
+    if len(parts) not in (2, 3) or not all(isinstance(part, Tensor) for part in parts):
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        raise InputError(f"Data must come as tensors (x, y) or (x, y, weight); got ({kinds}).")
+    x, y, *weight = (part.detach() if device is None else part.detach().to(device) for part in parts)
+    x = x.double().unsqueeze(-1) if x.dim() == 1 else x.double()
+    y = y.squeeze(-1) if y.dim() == 2 and y.shape[-1] == 1 else y
+    if x.dim() != 2 or y.shape != x.shape[:1]:
+        raise InputError(f"Inputs must have shape (N, D) and targets (N,); got {tuple(x.shape)} and {tuple(y.shape)}.")
+    y = y.double() if targets is None else targets(y)
+    return Batch(x, y, weight[0].double() if weight else None)
+
+
+def checked_batches(
+    source: Source,
+    *,
+    targets: Callable[[Tensor], Tensor] | None = None,
+    device: torch.device | None = None,
+) -> Iterator[Batch]:
+    """
+    All batches that are not empty; values that are not finite are an error that names the first row with one.
+
+    :param source: See :func:`as_source`.
+    :param targets: See :func:`read_batch`.
+    :param device: See :func:`read_batch`.
+    """
+    first_row = getattr(source, "first_row", 0)
+    for parts in source:
+        batch = read_batch(parts, targets=targets, device=device)
+        if batch.num_rows:
+            _check_finite(batch, first_row)
+            first_row += batch.num_rows
+            yield batch
+
+
+def _check_finite(batch: Batch, offset: int) -> None:
+    for name, values in (("inputs", batch.x), ("targets", batch.y.unsqueeze(-1))):
+        bad = ~torch.isfinite(values).all(-1)
+        if bad.any():
+            first = offset + int(bad.nonzero()[0, 0])
+            raise InputError(
+                f"The {name} hold NaN or infinite values (the first is in row {first}). Drop or impute these rows."
+            )
+    if batch.weight is not None and not (torch.isfinite(batch.weight) & (batch.weight > 0)).all():
+        raise InputError("Row weights must be positive and finite.")
+
+
 @dataclass
 class Summary:
     """
@@ -295,7 +356,9 @@ class TrainingData:
     def __iter__(self) -> Iterator[Batch]:
         count = 0
         for parts in self.source:
-            batch = self._read(parts)
+            batch = read_batch(parts, targets=self.targets, device=self.device)
+            if batch.num_rows == 0:
+                continue
             if self.mean is not None:
                 batch.y = batch.y - self.mean(batch.x)
             batch.y = batch.y / self.scale
@@ -307,56 +370,19 @@ class TrainingData:
                 "reads them again: they must not change during a fit."
             )
 
-    def _read(self, parts: tuple[Tensor, ...]) -> Batch:
-        if len(parts) not in (2, 3) or not all(isinstance(part, Tensor) for part in parts):
-            kinds = ", ".join(type(part).__name__ for part in parts)
-            raise InputError(f"Data must come as tensors (x, y) or (x, y, weight); got ({kinds}).")
-        x, *others = (part.detach() if self.device is None else part.detach().to(self.device) for part in parts)
-        x, y = x.double(), others[0]
-        x = x.unsqueeze(-1) if x.dim() == 1 else x
-        y = y.squeeze(-1) if y.dim() == 2 and y.shape[-1] == 1 else y
-        if x.dim() != 2 or y.shape != x.shape[:1]:
-            raise InputError(
-                f"Inputs must have shape (N, D) and targets (N,); got {tuple(x.shape)} and {tuple(y.shape)}."
-            )
-        y = y.double() if self.targets is None else self.targets(y)
-        return Batch(x, y, others[1].double() if len(others) > 1 else None)
-
     def _summarise(self) -> tuple[Summary, int]:
         """The summary of all rows, and the number of rows that other processes hold before those of this one."""
-        try:
-            own: Summary | Exception | None = self._summarise_own()
-        except Exception as error:
-            if self.processes.size == 1:
-                raise
-            own = error
-        if isinstance(own, Summary) and self.processes.size > 1:
-            own = own.to("cpu")
-        summaries = self.processes.gather(own)
-        if isinstance(own, Exception):
-            raise own
-        total: Summary | None = None
-        first_row = 0
-        for rank, other in enumerate(summaries):
-            if isinstance(other, Exception):
-                raise InputError(f"Process {rank} could not read its rows: {other}")
-            if other is not None:
-                first_row += other.num_rows if rank < self.processes.rank else 0
-                total = other if total is None else total + other
-        if total is None:
+        summaries = self.processes.collect(self._summarise_own)
+        present = [summary for summary in summaries if summary is not None]
+        if not present:
             raise InputError("There are no rows of data.")
-        return total if self.device is None else total.to(self.device), first_row
+        total = reduce(operator.add, present)
+        before = [summary.num_rows for summary in summaries[: self.processes.rank] if summary is not None]
+        return total if self.device is None else total.to(self.device), sum(before)
 
     def _summarise_own(self) -> Summary | None:
         total: Summary | None = None
-        offset = getattr(self.source, "first_row", 0)
-        self.num_rows = None
-        count = 0
-        for batch in self:
-            if batch.num_rows == 0:
-                continue
-            _check_finite(batch, offset + count)
-            count += batch.num_rows
+        for batch in checked_batches(self.source, targets=self.targets, device=self.device):
             weight = torch.ones_like(batch.y) if batch.weight is None else batch.weight
             mass = float(weight.sum())
             mean = float(weight @ batch.y) / mass
@@ -364,17 +390,23 @@ class TrainingData:
             lower, upper = batch.x.amin(0), batch.x.amax(0)
             summary = Summary(batch.num_rows, batch.x.shape[1], mean, variance, lower, upper, mass)
             total = summary if total is None else total + summary
-        self.num_rows = count
-        return total
+        self.num_rows = 0 if total is None else total.num_rows
+        return total if total is None or self.processes.size == 1 else total.to("cpu")
 
 
-def _check_finite(batch: Batch, offset: int) -> None:
-    for name, values in (("inputs", batch.x), ("targets", batch.y.unsqueeze(-1))):
-        bad = ~torch.isfinite(values).all(-1)
-        if bad.any():
-            first = offset + int(bad.nonzero()[0, 0])
-            raise InputError(
-                f"The {name} hold NaN or infinite values (the first is in row {first}). Drop or impute these rows."
-            )
-    if batch.weight is not None and not (torch.isfinite(batch.weight) & (batch.weight > 0)).all():
-        raise InputError("Row weights must be positive and finite.")
+def summarise(data: Any, *, group: Any = None) -> Summary:
+    """
+    One pass over the data: number of rows, mean and variance of the targets, range of the inputs.
+
+    :param data: See `data` of :func:`~gpytorch_tkrr.fit_als`.
+    :param group: See `group` of :func:`~gpytorch_tkrr.fit_als`.
+
+    Example:
+        >>> import torch, gpytorch_tkrr as tkrr
+        >>> summary = tkrr.summarise((torch.tensor([[0.0], [4.0]]), torch.tensor([1.0, 2.0])))
+        >>> summary.num_rows, summary.mean
+        (2, 1.5)
+        >>> tkrr.Domain.from_bounds(summary.lower, summary.upper, boundary_factor=1.5)
+        Domain([-1, 5])
+    """
+    return TrainingData(as_source(data), processes=as_processes(group)).summary
