@@ -18,6 +18,7 @@ from .diagnostics import effective_sample_size, split_rhat
 from .ensemble import DrawsPosterior
 from .errors import ConvergenceWarning, InputError
 from .hyperparameters import Hyperparameters
+from .inference_data import draws_to_arviz
 from .laplace import LaplacePosterior
 from .progress import ProgressBar, progress_bar
 from .sampler import GibbsSampler, GibbsState, NoiseModel
@@ -85,6 +86,20 @@ class GibbsResult:
             noise = self.posterior.noise.unsqueeze(-1)
             log_density = -0.5 * (torch.log(2 * math.pi * noise) + (y.double() - f) ** 2 / noise)
             return torch.logsumexp(log_density, 0) - math.log(f.shape[0])
+
+    def to_arviz(self, data: Any = None, *, seed: int | None = None) -> Any:
+        """
+        The model's draws as ArviZ's InferenceData (a DataTree from ArviZ 1.0 on), for `az.plot_trace`, `az.plot_ppc`,
+        `az.loo` and `az.compare`.
+
+        Groups: the posterior of noise, hyperparameters and f at up to 50 rows; sample stats; the log likelihood of each
+        row; replicated targets (posterior predictive); observed and constant data.
+
+        :param data: Rows `(x, y)` to report on; by default the training data.
+        :param seed: Seed of the replicated targets.
+        :raises ImportError: Where ArviZ is not installed (extra `arviz`).
+        """
+        return draws_to_arviz(self.model, data, seed=seed)
 
 
 @torch.no_grad()
@@ -204,7 +219,7 @@ class _Fit:
             sampler.sweep(state, order, adapt=min(0.5, 5 / (sweep + 5)) if sweep < num_warmup else 0.0)
             bar.update(f"noise {state.noise * self.training.scale**2:.4g}")
             if sweep >= num_warmup:
-                for kept, factor in zip(factors, state.factors, strict=True):
+                for kept, factor in zip(factors, state.scaled_factors(), strict=True):
                     kept.append(factor)
                 noise.append(state.noise)
                 values.append(hyper.values())
