@@ -81,6 +81,7 @@ class Hyperparameters:
             others = set().union(*(other for k, other in enumerate(self.users) if k != d))
             self.own.append(sorted(users - others))
             self.shared.append(sorted(users & others))
+        self._coordinates = self._read()  # the kernel object is changed through `set` alone
         self._registered = self._find_registered()
         self.centers = self._default_centers(half_range) if centers is None else centers
 
@@ -119,7 +120,7 @@ class Hyperparameters:
         }
         centers = {}
         for i, slot in enumerate(self.slots):
-            centers[slot.name] = self.get([i])[0].item()
+            centers[slot.name] = self._coordinates[i]
             if slot.is_lengthscale and not isinstance(owners[slot.parameter], PeriodicKernel):
                 seen = [
                     float(half_range[d].log()) for d, users in enumerate(self.users) if i in users and half_range[d] > 0
@@ -134,14 +135,17 @@ class Hyperparameters:
 
         :param index: Which ones.
         """
+        return torch.tensor([self._coordinates[i] for i in index], dtype=torch.float64)
+
+    def _read(self) -> list[float]:
+        """All coordinates, from the kernel object."""
         values = []
-        for i in index:
-            slot = self.slots[i]
+        for slot in self.slots:
             raw = slot.parameter.detach().reshape(-1)[slot.position].double()
             if slot.constraint is not None:
                 raw = slot.constraint.transform(raw).reshape(())
-            values.append(raw.log() if slot.is_log else raw)
-        return torch.stack(values) if values else torch.zeros(0, dtype=torch.float64)
+            values.append(float(raw.log() if slot.is_log else raw))
+        return values
 
     def set(self, index: Sequence[int], coordinates: Tensor) -> bool:
         """
@@ -163,8 +167,9 @@ class Hyperparameters:
                 if not math.isfinite(value):
                     return False
             raws.append(value)
-        for i, raw in zip(index, raws, strict=True):
+        for i, raw, coordinate in zip(index, raws, coordinates.tolist(), strict=True):
             self.slots[i].parameter.data.view(-1)[self.slots[i].position] = raw
+            self._coordinates[i] = coordinate
         return True
 
     def log_prior(self, index: Sequence[int]) -> float:
@@ -181,7 +186,7 @@ class Hyperparameters:
                 total += float(prior.log_prob(closure(module)).sum())
         for i in index:
             slot = self.slots[i]
-            u = float(self.get([i])[0])
+            u = self._coordinates[i]
             if i in covered:
                 total += u if slot.is_log else 0.0  # density of the logarithm
             else:

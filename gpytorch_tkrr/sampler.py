@@ -16,13 +16,18 @@ the evidence of its hyperparameters is known in closed form. One visit of a mode
 2. moves :math:`\theta` by Metropolis steps on the evidence, which needs G and b only,
 3. draws the factor from its conditional,
 4. draws the noise variance from its conditional, by the same G and b.
+
+Only the product of a component's scales over the modes is seen by the data, so factor draws hardly move one scale
+against another. After every sweep pairs of them are moved along that direction (generalised Gibbs, Liu & Sabatti 2000),
+which needs no data either. The state keeps such moves apart from the factors: component r of mode d is
+:math:`e^{c_{dr}}` times the stored one, with :math:`\sum_d c_{dr} = 0`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import scipy.special
@@ -43,6 +48,12 @@ NOISE_SHAPE, NOISE_SCALE = 1.0, 1e-3
 
 #: A lengthscale must leave at least this fraction of a mode's prior variance represented, all over the data's range.
 MIN_REPRESENTED = 0.95
+
+#: How often, after each sweep, scale is moved between random pairs of modes.
+NUM_BALANCINGS = 2
+
+#: Width of the Gaussian proposal of such moves, relative to that of the target at its mode.
+PROPOSAL_WIDENING = 1.2
 
 #: Acceptance rate that the proposals are tuned to during warm-up.
 TARGET_ACCEPTANCE = 0.3
@@ -87,12 +98,22 @@ class GibbsState:
     :param noise: Noise variance of the scaled targets.
     :param precisions: :math:`\\tau`, `(R,)`.
     :param steps: Logarithm of the proposal width of each hyperparameter.
+    :param log_scales: c, `(D, R)`; by default zero.
     """
 
     factors: list[Tensor]
     noise: float
     precisions: Tensor
     steps: Tensor
+    log_scales: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def __post_init__(self):
+        if self.log_scales.numel() == 0:
+            self.log_scales = self.precisions.new_zeros(len(self.factors), len(self.precisions))
+
+    def scaled_factors(self) -> list[Tensor]:
+        """The factors with their scales, D tensors `(R, M_d)`."""
+        return [factor * c.exp().unsqueeze(-1) for factor, c in zip(self.factors, self.log_scales, strict=True)]
 
 
 class NoiseModel:
@@ -224,17 +245,21 @@ class GibbsSampler:
         :param modes: The order of the visits.
         :param adapt: How far proposals are tuned; 0 once the warm-up is over.
         """
-        for d in modes:
-            self.visit(state, d, adapt)
-        self.draw_precisions(state)
+        for turn, d in enumerate(modes):
+            self.visit(state, d, adapt, move_scale=turn == 0)
+        energies, counts = self._weight_energies(state)
+        self._draw_precisions(state, energies, counts)
+        for _ in range(NUM_BALANCINGS):
+            self._balance(state, energies, counts)
 
-    def visit(self, state: GibbsState, d: int, adapt: float = 0.0) -> None:
+    def visit(self, state: GibbsState, d: int, adapt: float = 0.0, *, move_scale: bool = True) -> None:
         """
         Hyperparameters, factor and noise of one mode.
 
         :param state: The chain's state.
         :param d: The mode.
         :param adapt: How far proposals are tuned.
+        :param move_scale: Whether to move the output scale too, which all modes share.
         """
         factors = state.factors
         sums = self.design.sums(d, factors, torch.ones_like(state.precisions))
@@ -242,7 +267,7 @@ class GibbsSampler:
         data = FactorData.from_residuals(sums, gram, factors[d])
         rhs = data.rhs
 
-        current = self._moved(state, d, gram, rhs, adapt)
+        current = self._moved(state, d, gram, rhs, adapt, move_scale)
         rank, size = rhs.shape
         factors[d] = current.draw(self._normal(rank, size))
         fitted = torch.einsum("risj,sj->ri", gram, factors[d])
@@ -251,12 +276,15 @@ class GibbsSampler:
         blocks = gram.diagonal(dim1=0, dim2=2)  # (M, M, R)
         self.energies = torch.einsum("ri,ijr,rj->r", factors[d], blocks, factors[d]) / sums.count
 
-    def _moved(self, state: GibbsState, d: int, gram: Tensor, rhs: Tensor, adapt: float) -> FactorConditional:
+    def _moved(
+        self, state: GibbsState, d: int, gram: Tensor, rhs: Tensor, adapt: float, move_scale: bool
+    ) -> FactorConditional:
         """Metropolis steps on the evidence of mode d; returns the conditional at the final hyperparameters."""
         hyper = self.hyperparameters
 
         def conditional() -> FactorConditional:
-            return FactorConditional(gram, rhs, self.variances[d], state.precisions / self.prior_factor, state.noise)
+            prior = state.precisions * (2 * state.log_scales[d]).exp() / self.prior_factor
+            return FactorConditional(gram, rhs, self.variances[d], prior, state.noise)
 
         def log_target(index: list[int], at: FactorConditional) -> float:
             others = [k for k, users in enumerate(hyper.users) if k != d and users & set(index)]
@@ -264,6 +292,8 @@ class GibbsSampler:
 
         current = conditional()
         own, shared = hyper.own[d], hyper.shared[d]
+        if not move_scale:
+            shared = [i for i in shared if i in hyper.variance_users[d]]
         blocks = [own] * self.num_moves if own else []
         blocks += [shared] if shared else []
         for turn, block in enumerate(blocks):
@@ -299,24 +329,59 @@ class GibbsSampler:
                     return False
         return True
 
+    def _weight_energy(self, state: GibbsState, d: int) -> tuple[Tensor, int]:
+        """Squared whitened weights of each component of mode d, `(R,)`, and the number of weights."""
+        variances = self.variances[d] * self.prior_factor
+        alive = variances > 1e-250  # functions whose variance has underflowed carry no information
+        energy = (state.factors[d][:, alive].square() / variances[alive]).sum(-1)
+        return energy * (2 * state.log_scales[d]).exp(), int(alive.sum())
+
     def _log_weight_prior(self, state: GibbsState, d: int) -> float:
         """log N(A_d; 0, V_d / tau), up to a constant."""
-        variances = self.variances[d].clamp(min=1e-300) * self.prior_factor
-        energy = (state.factors[d].square() / variances * state.precisions.unsqueeze(-1)).sum()
-        return -0.5 * float(energy + len(state.precisions) * variances.log().sum())
+        energy, _ = self._weight_energy(state, d)
+        variances = (self.variances[d] * self.prior_factor).clamp(min=1e-300)
+        return -0.5 * float(energy @ state.precisions + len(state.precisions) * variances.log().sum())
 
-    def draw_precisions(self, state: GibbsState) -> None:
-        """
-        The components' precisions, from their Gamma conditionals.
+    def _weight_energies(self, state: GibbsState) -> tuple[np.ndarray, np.ndarray]:
+        """:meth:`_weight_energy` of all modes, `(D, R)` and `(D,)`."""
+        energies, counts = zip(*(self._weight_energy(state, d) for d in range(self.num_dims)), strict=True)
+        return torch.stack(energies).cpu().numpy(), np.array(counts)
 
-        :param state: The chain's state.
+    def _draw_precisions(self, state: GibbsState, energies: np.ndarray, counts: np.ndarray) -> None:
+        """The components' precisions, from their Gamma conditionals."""
+        rate = self.precision_rate + energies.sum(0) / 2
+        draws = self.rng.standard_gamma(TAU_SHAPE + counts.sum() / 2, len(rate)) / rate
+        state.precisions = torch.from_numpy(draws).to(state.precisions.device)
+
+    def _balance(self, state: GibbsState, energies: np.ndarray, counts: np.ndarray) -> None:
+        r"""
+        Move scale between random pairs of modes, component by component; `energies` are changed along.
+
+        With one factor multiplied by :math:`e^t` and the other divided by it, the density of t is
+
+        .. math:: \log p(t) = t (M_1 - M_2) - \tfrac12 \tau (e^{2t} E_1 + e^{-2t} E_2) + \text{const}.
+
+        It is log-concave with tails lighter than a Gaussian's: the Gaussian at its mode is a good proposal.
         """
-        energy, count = torch.zeros_like(state.precisions), 0
-        for factor, variances in zip(state.factors, self.variances, strict=True):
-            variances = variances * self.prior_factor
-            alive = variances > 1e-250  # functions whose variance has underflowed carry no information
-            energy += (factor[:, alive].square() / variances[alive]).sum(-1)
-            count += int(alive.sum())
-        rate = self.precision_rate + energy / 2
-        draws = self.rng.standard_gamma(TAU_SHAPE + count / 2, len(rate))
-        state.precisions = torch.from_numpy(draws).to(rate.device) / rate
+        order, half = self.rng.permutation(self.num_dims), self.num_dims // 2
+        one, two = order[:half], order[half : 2 * half]
+        tau = state.precisions.cpu().numpy()
+        a, b = (tau * np.maximum(energies[index], 1e-300) for index in (one, two))  # (D / 2, R)
+        difference = (counts[one] - counts[two])[:, None].astype(float)
+        root = np.sqrt(difference**2 + 4 * a * b)
+        mode = 0.5 * np.log(np.where(difference > 0, (difference + root) / (2 * a), 2 * b / (root - difference)))
+        width = PROPOSAL_WIDENING / np.sqrt(2 * (np.exp(2 * mode) * a + np.exp(-2 * mode) * b))
+        proposal = mode + width * self.rng.standard_normal(a.shape)
+
+        def log_ratio(t: np.ndarray) -> np.ndarray:
+            """Target over proposal density."""
+            target = t * difference - 0.5 * (np.exp(2 * t) * a + np.exp(-2 * t) * b)
+            return target + 0.5 * ((t - mode) / width) ** 2
+
+        accepted = np.log(self.rng.random(a.shape)) < log_ratio(proposal) - log_ratio(np.zeros_like(proposal))
+        t = np.where(accepted, proposal, 0.0)
+        energies[one] *= np.exp(2 * t)
+        energies[two] *= np.exp(-2 * t)
+        move = torch.from_numpy(t).to(state.log_scales.device)
+        state.log_scales[one] += move
+        state.log_scales[two] -= move
