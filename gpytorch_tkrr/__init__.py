@@ -13,6 +13,7 @@ from .anova import CenteredLinearKernel, anova_kernel
 from .distribution import ReducedRankNormal
 from .domain import Domain
 from .draws import FunctionDraws, draw_posterior_functions, draw_prior_functions
+from .effects import EmpiricalMeasure, MainEffects, SobolIndices, UniformMeasure, main_effects, sobol_indices
 from .errors import (
     ApproximationWarning,
     CheckpointError,
@@ -55,6 +56,7 @@ __all__ = [
     "DenseFallbackWarning",
     "Domain",
     "DomainError",
+    "EmpiricalMeasure",
     "FactorPenalty",
     "FrobeniusPenalty",
     "FullTensor",
@@ -65,6 +67,7 @@ __all__ = [
     "HyperbolicCross",
     "IndexSet",
     "InputError",
+    "MainEffects",
     "NotFittedError",
     "NpySource",
     "NpzSource",
@@ -76,19 +79,23 @@ __all__ = [
     "SeparableKernelWarning",
     "Shard",
     "SizeError",
+    "SobolIndices",
     "StalePosteriorWarning",
     "Summary",
     "TKRRError",
     "TKRRWarning",
     "TotalDegree",
+    "UniformMeasure",
     "UnsupportedKernelError",
     "anova_kernel",
     "draw_posterior_functions",
     "draw_prior_functions",
     "fit_als",
     "fit_gibbs",
+    "main_effects",
     "open_table",
     "register_spectral_density",
+    "sobol_indices",
     "spectral_density",
     "summarise",
 ]
