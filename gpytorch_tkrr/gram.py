@@ -27,7 +27,8 @@ BATCH_ROWS = 4096
 
 class GramCache:
     r"""
-    Remembers :math:`\Phi^\top W \Phi` of one feature matrix for the last row weights seen, by content.
+    Remembers :math:`\Phi^\top W \Phi` and :math:`\Phi^\top r` of one feature matrix for the last row weights and the
+    last r seen, by content.
 
     It lives beside the feature matrix in a linear operator and never holds an autograd graph.
 
@@ -40,6 +41,7 @@ class GramCache:
         self._sources = (expansion, x, features)
         self._plain: Tensor | None = None
         self._weighted: tuple[Tensor, Tensor] | None = None
+        self._projected: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, weights: Tensor | None = None) -> Tensor:
         """
@@ -53,6 +55,17 @@ class GramCache:
         if self._weighted is None or not _same(self._weighted[0], weights):
             self._weighted = (weights.detach().clone(), gram(*self._sources, weights.detach()))
         return self._weighted[1]
+
+    def project(self, rhs: Tensor) -> Tensor:
+        r"""
+        :math:`\Phi^\top r`.
+
+        :param rhs: `(..., N, K)`, float64, without gradient.
+        :return: `(..., M, K)`, float64.
+        """
+        if self._projected is None or not _same(self._projected[0], rhs):
+            self._projected = (rhs.detach().clone(), self._sources[2].double().mT @ rhs.detach())
+        return self._projected[1]
 
 
 def _same(left: Tensor, right: Tensor) -> bool:

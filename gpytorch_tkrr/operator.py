@@ -96,6 +96,18 @@ class HilbertLinearOperator(LinearOperator):
             return self.gram_cache()
         return differentiable_gram(self.gram_cache, self.features.double(), weights.double())
 
+    def project(self, rhs: Tensor) -> Tensor:
+        r"""
+        :math:`\Phi^\top r`.
+
+        :param rhs: `(..., N, K)`.
+        :return: `(..., M, K)`, float64.
+        """
+        rhs = rhs.double()
+        if self.gram_cache is None or self.features.requires_grad or rhs.requires_grad:
+            return self.features.double().mT @ rhs
+        return self.gram_cache.project(rhs)
+
     def _root(self) -> Tensor:
         return (self.features.double() * self.scale.unsqueeze(-2)).to(self.dtype)
 
@@ -358,8 +370,10 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
 
     def _project(self, rhs: Tensor) -> Tensor:
         r""":math:`V^{1/2} \Phi^\top D^{-1} r` for `rhs` `(..., N, K)`: `(..., M, K)`."""
-        scale = self.low_rank.scale.unsqueeze(-1)
-        return scale * (self.low_rank.features.double().mT @ (rhs.double() / self.noise.unsqueeze(-1)))
+        scale, noise = self.low_rank.scale.unsqueeze(-1), self.noise.unsqueeze(-1)
+        if noise.shape[-2] == 1:  # its gradient does not go through the rows
+            return scale * self.low_rank.project(rhs) / noise
+        return scale * (self.low_rank.features.double().mT @ (rhs.double() / noise))
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Tensor:
         scale = self.low_rank.scale.unsqueeze(-1)

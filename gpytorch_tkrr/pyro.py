@@ -8,11 +8,14 @@ Two ways lead from a kernel with priors to draws of its hyperparameters:
 - *Weight space*: :func:`hilbert_gp` and :func:`cp_function` are functions with standard normal weights, to be used
   anywhere in a Pyro model and with any likelihood.
 
-A step at which a factorisation fails is rejected.
+A step at which a factorisation fails is rejected. :func:`to_arviz` exports runs of either kind to ArviZ.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -20,12 +23,16 @@ from typing import Any
 import torch
 from gpytorch import Module
 from gpytorch.kernels import Kernel
+from gpytorch.models import ExactGP
 from gpytorch.module import RandomModuleMixin
 from gpytorch.priors import Prior
 from torch import Tensor
+from torch.nn import Parameter
 
 from .domain import Domain
+from .draws import draw_posterior_functions
 from .errors import InputError
+from .inference_data import inference_data, regression_to_arviz
 from .kernel import HilbertKernel
 from .modes import separate
 from .prediction import split_covariance
@@ -34,12 +41,17 @@ from .rejection import reject_failed_steps
 try:
     import pyro
     import pyro.distributions as dist
+    from pyro import poutine
+    from pyro.infer import MCMC
 except ImportError as error:
     raise ImportError(
         "gpytorch_tkrr.pyro needs Pyro: pip install pyro-ppl, or gpytorch_tkrr[pyro] with its extra."
     ) from error
 
 reject_failed_steps()
+
+#: Hyperparameter draws whose functions are drawn at once.
+DRAWS_AT_ONCE = 50
 
 
 def sample_priors(module: Module, name: str = "") -> Module:
@@ -49,7 +61,7 @@ def sample_priors(module: Module, name: str = "") -> Module:
     The sites are those of :meth:`pyro_sample_from_prior`, which copies the whole module with its training data several
     times over; the twin shares everything but the parameters.
 
-    :param module: A kernel, likelihood or model. Parameters without a prior keep their values.
+    :param module: A kernel, likelihood or model. Parameters without a prior keep their values, as constants.
     :param name: Stands before the names of the sites, with a dot, where it is not empty.
 
     Example:
@@ -86,7 +98,10 @@ def _random_twin(module: Any, memo: dict[int, Any]) -> Any:
         module_class: Any = type(module)
         twin = memo[id(module)] = object.__new__(_random_class(module_class))
         twin.__dict__.update(module.__dict__)
-        twin.__dict__["_parameters"] = dict(module._parameters)
+        twin.__dict__["_parameters"] = {
+            name: None if parameter is None else Parameter(parameter.detach(), requires_grad=False)
+            for name, parameter in module._parameters.items()
+        }
         twin.__dict__["_modules"] = {name: _random_twin(child, memo) for name, child in module._modules.items()}
         twin._clear_cache()
     return memo[id(module)]
@@ -183,3 +198,97 @@ def cp_function(
 def _standard_normal(site: str, shape: torch.Size, like: Tensor) -> Tensor:
     zero = torch.zeros((), dtype=like.dtype, device=like.device)
     return pyro.sample(site, dist.Normal(zero, 1.0).expand(shape).to_event(len(shape)))
+
+
+@torch.no_grad()
+def to_arviz(mcmc: MCMC, gp: ExactGP | None = None, *, seed: int = 0) -> Any:
+    """
+    A run of HMC or NUTS as ArviZ's InferenceData (a DataTree from ArviZ 1.0 on), with the groups of
+    :meth:`gpytorch_tkrr.GibbsResult.to_arviz`.
+
+    :param mcmc: The run.
+    :param gp: The Gaussian process whose hyperparameters were drawn, if its weights were integrated out. A function is
+        then drawn from its posterior for every draw, and the log likelihood is that of each row given the function, as
+        for other models. Without it, whatever the Pyro model observes is reported.
+    :param seed: Seed of the drawn functions and of the replicated targets.
+    """
+    samples = mcmc.get_samples(group_by_chain=True)  # each (chains, draws, ...)
+    num_chains, num_draws = next(iter(samples.values())).shape[:2]
+    diverging = torch.zeros(num_chains, num_draws, dtype=torch.bool)
+    for chain, draws in enumerate(mcmc.diagnostics()["divergences"].values()):
+        diverging[chain, draws] = True
+    if gp is not None:
+        return _collapsed_to_arviz(gp, samples, {"diverging": diverging}, seed)
+    return _sites_to_arviz(mcmc, samples, {"diverging": diverging}, seed)
+
+
+def _collapsed_to_arviz(gp: ExactGP, samples: dict[str, Tensor], stats: dict[str, Tensor], seed: int) -> Any:
+    shape = next(iter(samples.values())).shape[:2]
+    flat = {site: values.flatten(0, 1) for site, values in samples.items()}
+    generator = torch.Generator().manual_seed(seed)
+    functions, noise = [], []
+    for index in torch.arange(shape.numel()).split(DRAWS_AT_ONCE):
+        twin = copy.deepcopy(gp)
+        twin.pyro_load_from_samples({site: values[index] for site, values in flat.items()})
+        functions.append(draw_posterior_functions(twin.eval(), 1, generator=generator))
+        noise.append(twin.likelihood.noise.double().reshape(-1).expand(len(index)))
+    values = {_parameter_name(site): draws.flatten(2).squeeze(-1) for site, draws in samples.items()}
+    return regression_to_arviz(
+        lambda x: torch.cat([f(x).squeeze(0) for f in functions]).double().unflatten(0, shape),
+        gp.likelihood,
+        torch.cat(noise).unflatten(0, shape),
+        values,
+        gp.train_inputs[0],
+        gp.train_targets,
+        sample_stats=stats,
+        seed=seed,
+    )
+
+
+def _parameter_name(site: str) -> str:
+    """The site of a prior by the name that its parameter has in the export of other samplers."""
+    name = site.removesuffix("_prior").removeprefix("covar_module.")
+    return "noise" if name == "likelihood.noise_covar.noise" else name
+
+
+def _sites_to_arviz(mcmc: Any, samples: dict[str, Tensor], stats: dict[str, Tensor], seed: int) -> Any:
+    """Replays the model at every draw; nothing is asked of its vectorisation."""
+    model, args, kwargs = mcmc.kernel.model, mcmc._args, mcmc._kwargs
+    shape = next(iter(samples.values())).shape[:2]
+    functions, log_likelihood, replicates = defaultdict(list), defaultdict(list), defaultdict(list)
+    observed: dict[str, Tensor] = {}
+    site: Any
+    with torch.random.fork_rng():
+        pyro.set_rng_seed(seed)
+        for i in range(shape.numel()):
+            draw = {name: values.flatten(0, 1)[i] for name, values in samples.items()}
+            for name, site in poutine.trace(poutine.condition(model, draw)).get_trace(*args, **kwargs).nodes.items():
+                if site["type"] != "sample" or not site["is_observed"] or name in draw:
+                    continue
+                if site["infer"].get("_deterministic"):
+                    functions[name].append(site["value"])
+                else:
+                    observed[name] = site["value"]
+                    log_likelihood[name].append(site["fn"].log_prob(site["value"]))
+                    replicates[name].append(site["fn"].sample())
+    if not observed:
+        raise InputError("The Pyro model observes nothing with the arguments of this run: give it the targets.")
+    bound = inspect.signature(model).bind(*args, **kwargs).arguments
+    drawn = {"posterior": functions, "log_likelihood": log_likelihood, "posterior_predictive": replicates}
+    groups = {
+        group: {name: torch.stack(values).unflatten(0, shape) for name, values in variables.items()}
+        for group, variables in drawn.items()
+    }
+    total = sum(values.flatten(2).sum(-1) for values in groups["log_likelihood"].values())
+    groups["posterior"] = {**samples, **groups["posterior"]}
+    groups["sample_stats"] = {**stats, "deviance": -2 * total}
+    groups["observed_data"] = observed
+    groups["constant_data"] = {
+        name: value
+        for name, value in bound.items()
+        if torch.is_tensor(value) and not any(value is target for target in observed.values())
+    }
+    rows = {target.shape for target in observed.values() if target.dim() == 1}
+    values = {**observed, **{name: each[0] for name, each in functions.items()}}
+    dims = {name: ["row"] for name, value in values.items() if rows == {value.shape}}
+    return inference_data(groups, dims, {})
