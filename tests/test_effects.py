@@ -115,7 +115,7 @@ def test_ishigami(fit):
 
 def test_uniform_moments_are_integrals():
     basis = ConcatenatedBasis(ConstantBasis(), MonomialBasis(1, 0.3), SineBasis(0.0, 2.0, 30))
-    measure = UniformMeasure(torch.tensor([-1.5]).double(), torch.tensor([1.2]).double())
+    measure = UniformMeasure(*torch.tensor([[-1.5], [1.2]], dtype=torch.float64))
     mean, covariance = measure.moments(0, basis)
     grid = torch.linspace(-1.5, 1.2, 400_001, dtype=torch.float64)
     phi = basis((grid[1:] + grid[:-1]) / 2)  # midpoints
