@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from .basis import Basis, ConcatenatedBasis, ConstantBasis, FourierBasis, SineBasis
+from .basis import Basis, ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
 from .trigonometry import harmonics, sine_series
 
 
@@ -80,11 +80,27 @@ class MomentTable:
             _fill_features(part, x, out[rows])
         return out
 
-    @property
-    def sines(self) -> SineBasis | None:
-        """The basis, where it consists of sines alone and their cosine moments are used."""
-        part = self.parts[0]
-        return part if len(self.parts) == 1 and isinstance(part, SineBasis) and _pays(part) else None
+    def band(self, low: float, high: float) -> tuple[float, int] | None:
+        """
+        The largest angular frequency and polynomial degree among the moment functions, as analytic functions on an
+        interval, or None if there is no such bound.
+
+        :param low: Lower end of the interval.
+        :param high: Upper end.
+        """
+        frequency, degree = 0.0, 0
+        for part in self.parts:
+            if isinstance(part, SineBasis):
+                if low < part.center - part.half_width or high > part.center + part.half_width:
+                    return None  # sines vanish outside of the box: not smooth at its edge
+                frequency = max(frequency, float(part.frequencies[-1]))
+            elif isinstance(part, FourierBasis):
+                frequency = max(frequency, 2 * math.pi * part.num_harmonics / float(part.period))
+            elif isinstance(part, MonomialBasis):
+                degree = max(degree, part.power)
+            elif not isinstance(part, ConstantBasis):
+                return None
+        return 2 * frequency, 2 * degree
 
     def project(self, factor: Tensor, x: Tensor, *, rows: int) -> Tensor:
         r"""

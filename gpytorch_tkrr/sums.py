@@ -8,7 +8,8 @@ needed of the data is
 
 in the raw basis, so that neither depends on hyperparameters. G follows from the sums of
 :math:`p_{nr} p_{ns} \psi_k(x_{nd})` over the moment functions :math:`\psi` (see :mod:`.moments`), one matrix product
-per batch. Columns with few distinct values are compressed to these values first. Arrays are rank-major, `(R, n)`.
+per batch. Columns with few distinct values are compressed to these values first, and where few components are summed
+the other columns to the nodes of cells (see :mod:`.cells`). Arrays are rank-major, `(R, n)`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .basis import Basis, SineBasis
+from .basis import Basis
+from .cells import Cells, DistinctValues, RowGroups, multiply_pairs
 from .moments import MomentTable
 from .source import Batch
-from .trigonometry import SineSums, count_blocks
 
 #: Numbers held at a time while a batch is summed, as features, moment functions and products of projections: about what
 #: fits into cache.
 CHUNK_NUMBERS = 1 << 21
 
-#: A column is compressed to its distinct values if there are at least this many rows for each of them.
-ROWS_PER_VALUE = 8
+#: Ranks up to this sum over cells; for larger ones the products of projections cost more than the functions.
+MAX_CELL_RANK = 12
+
+#: Bytes for each row of a column that is divided into cells.
+CELL_BYTES = 20
 
 
 @dataclass
@@ -97,80 +101,6 @@ class FactorSums:
         return blocks.permute(0, 2, 1, 3).contiguous()
 
 
-class DistinctValues:
-    """
-    The distinct values of a column and the rows of each.
-
-    :param values: Distinct values `(U,)`.
-    :param codes: Which of them each row holds, `(n,)`.
-    """
-
-    def __init__(self, values: Tensor, codes: Tensor):
-        self.values = values
-        self.codes = codes.int()
-        self._blocks: tuple[Tensor, Tensor, int] | None = None
-
-    @classmethod
-    def find(cls, x: Tensor) -> DistinctValues | None:
-        """
-        The distinct values of a column, or None where there are too many for them to pay.
-
-        :param x: `(n,)`.
-        """
-        stride = x.shape[0] // 2048
-        if stride >= ROWS_PER_VALUE:  # hardly any repetition in a sample: a continuous column, no need to sort it
-            sample = x[::stride]
-            if torch.unique(sample).shape[0] > 0.95 * sample.shape[0]:
-                return None
-        values, codes = torch.unique(x, return_inverse=True)
-        return cls(values, codes) if values.shape[0] * ROWS_PER_VALUE <= x.shape[0] else None
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that is held once all is computed."""
-        return 4 * (3 * self.codes.shape[0]) + 16 * self.values.shape[0]
-
-    def blocks(self) -> tuple[Tensor, Tensor, int]:
-        """
-        The rows of each value in blocks of equal length, so that one batched matrix product sums over them.
-
-        :return: Row numbers, padded with n; the value that each block belongs to; the length of a block.
-        """
-        if self._blocks is None:
-            codes, num_rows, num_values = self.codes.long(), self.codes.shape[0], self.values.shape[0]
-            counts = torch.bincount(codes, minlength=num_values)
-            length = min(max(num_rows // num_values, 8), 64)
-            num_blocks = (counts + length - 1) // length  # of each value
-            order = torch.argsort(codes, stable=True)
-            sorted_codes = codes[order]
-            within = torch.arange(num_rows, device=codes.device) - (counts.cumsum(0) - counts)[sorted_codes]
-            rows = torch.full((int(num_blocks.sum()) * length,), num_rows, dtype=torch.int32, device=codes.device)
-            rows[((num_blocks.cumsum(0) - num_blocks) * length)[sorted_codes] + within] = order.int()
-            owner = torch.repeat_interleave(torch.arange(num_values, device=codes.device), num_blocks)
-            self._blocks = rows, owner, length
-        return self._blocks
-
-    def sum_products(self, p: Tensor, num_left: int, weight: Tensor | None = None) -> Tensor:
-        r"""
-        :math:`\sum_{n : x_n = u} w_n p_{an} p_{bn}` for every distinct value u, :math:`a < A`.
-
-        :param p: `(B, n + 1)`, the last column zero.
-        :param num_left: A.
-        :param weight: Row weights `(n + 1,)`, or None for ones.
-        :return: `(U, A, B)`.
-        """
-        rows, owner, length = self.blocks()
-        total = p.new_zeros(self.values.shape[0], num_left, p.shape[0])
-        step = max((1 << 21) // (num_left * p.shape[0]), 1)  # blocks at a time
-        for start in range(0, owner.shape[0], step):
-            index = rows[start * length : (start + step) * length]
-            right = p.index_select(1, index)
-            left = right[:num_left] if weight is None else right[:num_left] * weight.index_select(0, index)
-            a, b = (part.reshape(part.shape[0], -1, length).transpose(0, 1) for part in (left, right))
-            total.index_add_(0, owner[start : start + step], torch.bmm(a, b.mT))
-        return total
-
-
 def chunk_rows(numbers: int) -> int:
     """
     How many rows to take at a time.
@@ -192,9 +122,6 @@ def add_direct(sums: FactorSums, x: Tensor, p: Tensor, t: Tensor, weight: Tensor
     """
     rank, table = p.shape[0], sums.table
     num_products = rank * (rank + 1) // 2
-    if table.sines is not None and (num_blocks := count_blocks(table.num_functions, num_products)) > 1:
-        _add_blocked(sums, table.sines, num_blocks, x, p, t, weight)
-        return
     rows = min(chunk_rows(table.num_functions + table.num_moments + num_products), p.shape[1])
     features = p.new_empty(table.num_functions, rows)
     moments = p.new_empty(table.num_moments, rows)
@@ -205,80 +132,59 @@ def add_direct(sums: FactorSums, x: Tensor, p: Tensor, t: Tensor, weight: Tensor
         phi, psi = table(x[chunk], out=(features[:, :size], moments[:, :size]))
         right = p[:, chunk]
         left = right if weight is None else right * weight[chunk]
-        _multiply_pairs(left, right, products[:, :size])
+        multiply_pairs(left, right, products[:, :size])
         sums.moments.addmm_(psi, products[:, :size].mT)
         sums.rhs.addmm_(left * t[chunk], phi.mT)
 
 
-def _multiply_pairs(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """All products l_r r_s with r <= s, row by row."""
-    offset, rank = 0, left.shape[0]
-    for r in range(rank):
-        torch.mul(left[r], right[r:], out=out[offset : offset + rank - r])
-        offset += rank - r
-
-
-def _add_blocked(
-    sums: FactorSums, basis: SineBasis, num_blocks: int, x: Tensor, p: Tensor, t: Tensor, weight: Tensor | None
-) -> None:
-    """As :func:`add_direct`, for sines and few products of projections."""
-    rank, num_products = p.shape[0], sums.moments.shape[1]
-    parts = SineSums(basis.num_functions, num_products, rank, num_blocks, p.device)
-    rows = min(chunk_rows(4 * basis.num_functions // num_blocks + num_blocks * num_products), p.shape[1])
-    for start in range(0, p.shape[1], rows):
-        chunk = slice(start, start + rows)
-        right = p[:, chunk]
-        left = right if weight is None else right * weight[chunk]
-        _multiply_pairs(left, right, parts.weights(right.shape[1]))
-        parts.add(basis.angle(x[chunk]), left * t[chunk])
-    sums.moments.add_(parts.cosine_moments())
-    sums.rhs.add_(parts.sine_sums().mT * basis.half_width.rsqrt())
-
-
-def add_distinct(sums: FactorSums, distinct: DistinctValues, p: Tensor, t: Tensor, weight: Tensor | None) -> None:
+def add_grouped(sums: FactorSums, groups: RowGroups, p: Tensor, t: Tensor, weight: Tensor | None) -> None:
     """
-    Add the rows of a batch by the distinct values of the mode's column.
+    Add the rows of a batch by the nodes of the mode's column.
 
     :param sums: Where to.
-    :param distinct: The column's values.
+    :param groups: The column's nodes.
     :param p: Products of the other modes' projections `(R, n)`.
     :param t: Targets `(n,)`.
     :param weight: Row weights `(n,)`, or None for ones.
     """
-    rank = p.shape[0]
-    padded = p.new_zeros(rank + 1, p.shape[1] + 1)
-    padded[:rank, :-1], padded[rank, :-1] = p, t
-    if weight is not None:
-        weight = torch.cat([weight, weight.new_zeros(1)])
-    per_value = distinct.sum_products(padded, rank, weight)  # (U, R, R + 1)
-    upper = torch.triu_indices(rank, rank, device=p.device)
-    phi, psi = sums.table(distinct.values)
-    sums.moments.addmm_(psi, per_value[:, upper[0], upper[1]])
-    sums.rhs.addmm_(per_value[:, :, rank].mT, phi.mT)
+    per_node = groups.sum_products(p, t, weight)  # (U, R (R + 1) / 2 + R)
+    phi, psi = sums.table(groups.nodes)
+    num_products = sums.moments.shape[1]
+    sums.moments.addmm_(psi, per_node[:, :num_products])
+    sums.rhs.addmm_(per_node[:, num_products:].mT, phi.mT)
 
 
 class _Rows:
-    """A batch with what is known about it: distinct values of its columns and products over modes."""
+    """A batch with what is known about it: nodes of its columns and products over modes."""
 
     def __init__(self, batch: Batch, tables: Sequence[MomentTable], distinct: Sequence[DistinctValues | None]):
         self.batch, self.tables, self.distinct = batch, tables, distinct
         self.bonds: list[Tensor] | None = None  # bond b, between modes b - 1 and b: see Design
         self.position = 0
+        self.cells: dict[int, Cells | None] = {}
+
+    def groups(self, d: int, rank: int) -> RowGroups | None:
+        """The nodes of a column; cells only for a batch that is kept."""
+        if self.distinct[d] is not None or self.bonds is None or rank > MAX_CELL_RANK:
+            return self.distinct[d]
+        if d not in self.cells:
+            self.cells[d] = Cells.find(self.batch.x[:, d], self.tables[d])
+        return self.cells[d]
 
     def project(self, d: int, factor: Tensor) -> Tensor:
         """The projection of a mode, `(R, n)`."""
-        distinct, x = self.distinct[d], self.batch.x[:, d]
-        if distinct is not None:
-            return (factor @ self.tables[d].features(distinct.values)).index_select(1, distinct.codes)
+        groups, x = self.groups(d, factor.shape[0]), self.batch.x[:, d]
+        if groups is not None:
+            return groups.interpolate(factor @ self.tables[d].features(groups.nodes))
         return self.tables[d].project(factor, x, rows=chunk_rows(self.tables[d].num_functions + factor.shape[0]))
 
     def add_to(self, sums: FactorSums, d: int, p: Tensor, t: Tensor) -> None:
         """Add this batch to the sums of a mode."""
-        distinct, weight = self.distinct[d], self.batch.weight
-        if distinct is None:
+        groups, weight = self.groups(d, p.shape[0]), self.batch.weight
+        if groups is None:
             add_direct(sums, self.batch.x[:, d], p, t, weight)
         else:
-            add_distinct(sums, distinct, p, t, weight)
+            add_grouped(sums, groups, p, t, weight)
         sums.square.add_(t @ t if weight is None else (weight * t) @ t)
         sums.count.add_(t.shape[0])
 
@@ -392,8 +298,9 @@ class Design:
         rank = factors[0].shape[0]
         total = FactorSums.zeros(self.tables[d], rank, scale.device)
         left = self.memory - self._spent
+        per_row = 8 * rank * (len(factors) - 1) + (CELL_BYTES * len(factors) if rank <= MAX_CELL_RANK else 0)
         for rows in self._rows():
-            left -= 8 * rank * (len(factors) - 1) * rows.batch.num_rows
+            left -= per_row * rows.batch.num_rows
             if left >= 0 and self._kept is not None:
                 if rows.bonds is None:
                     rows.keep(factors)

@@ -5,7 +5,7 @@ import torch
 
 from gpytorch_tkrr.basis import ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
 from gpytorch_tkrr.source import TensorSource, TrainingData
-from gpytorch_tkrr.sums import Design, DistinctValues
+from gpytorch_tkrr.sums import Design
 
 N, R = 700, 3
 BASES = [
@@ -62,6 +62,22 @@ def test_sums_equal_dense_ones_in_any_order_of_updates(memory, weighted, compres
     torch.testing.assert_close(design.sums(1, factors, scale).gram().flatten(), gram.flatten(), rtol=1e-11, atol=1e-11)
 
 
+def test_kept_sums_over_cells_equal_streamed_ones():
+    bases = [SineBasis(0.0, 1.2, 40), ConcatenatedBasis(ConstantBasis(), MonomialBasis(), SineBasis(0.0, 1.5, 30))]
+    x = torch.rand(24_000, 2, dtype=torch.float64) * 2 - 1
+    source = TrainingData(TensorSource(x, torch.randn(24_000, dtype=torch.float64), batch_rows=12_000))
+    kept, streamed = Design(source, bases), Design(source, bases, memory=0)
+    factors = [torch.randn(R, basis.num_functions, dtype=torch.float64) for basis in bases]
+    scale = torch.rand(R, dtype=torch.float64)
+    for d in [0, 1, 0]:
+        ours, expected = kept.sums(d, factors, scale), streamed.sums(d, factors, scale)
+        for name in ("moments", "rhs", "square"):
+            value = getattr(expected, name)
+            torch.testing.assert_close(getattr(ours, name), value, rtol=0, atol=1e-12 * float(value.abs().max()))
+        factors[d] = torch.randn_like(factors[d])
+    assert kept._kept is not None and all(rows.cells[0] is not None for rows in kept._kept)
+
+
 def test_marginals():
     x, y, weight = make_data()
     marginals = Design(TrainingData(TensorSource(x, y, weight, batch_rows=300)), BASES).marginals()
@@ -81,21 +97,3 @@ def test_sums_of_parts_add_up():
 
     parts = sums(slice(0, 100)) + sums(slice(100, N))
     torch.testing.assert_close(parts.pack(), sums(slice(0, N)).pack(), rtol=1e-10, atol=1e-10)
-
-
-def test_distinct_values():
-    x = torch.randint(0, 7, (500,)).double()
-    distinct = DistinctValues.find(x)
-    assert distinct is not None and distinct.values.tolist() == sorted(set(x.tolist()))
-    p, weight = torch.randn(3, 501, dtype=torch.float64), torch.rand(501, dtype=torch.float64)
-    p[:, -1] = 0
-    for w in (None, weight):
-        products = distinct.sum_products(p, 2, w)
-        for u, value in enumerate(distinct.values):
-            rows = torch.cat([x == value, torch.tensor([False])])
-            left = p[:2, rows] * (1 if w is None else w[rows])
-            torch.testing.assert_close(products[u], left @ p[:, rows].mT)
-    assert DistinctValues.find(torch.randn(500)) is None
-    assert DistinctValues.find(torch.randn(40_000)) is None
-    many = torch.randint(0, 4000, (40_000,)).double()
-    assert DistinctValues.find(many) is not None
