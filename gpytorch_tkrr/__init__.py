@@ -31,6 +31,7 @@ from .errors import (
     TKRRWarning,
     UnsupportedKernelError,
 )
+from .files import CSVSource, NpySource, NpzSource, ParquetSource, open_table
 from .gibbs import GibbsResult, fit_gibbs
 from .hilbert_gp import HilbertGP
 from .index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
@@ -39,7 +40,6 @@ from .model import TKRR
 from .penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
 from .source import ArraySource, Shard, Summary, summarise
 from .spectral import register_spectral_density, spectral_density
-from .tables import CSVSource, NpySource, NpzSource, ParquetSource, open_table
 
 __version__ = "0.1.0"
 
