@@ -63,14 +63,14 @@ class RowGroups(ABC):
     ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Some blocks at a time: which, their groups, and their rows of p, weighted, `(R, n)`, and of p and t."""
         rows, owner = self._layout
-        padded = p.new_zeros(p.shape[0] + 1, p.shape[1] + 1)
-        padded[:-1, :-1], padded[-1, :-1] = p, t
+        padded = p.new_zeros(p.shape[1] + 1, p.shape[0] + 1)  # row by row: a gathered row is contiguous
+        padded[:-1, :-1], padded[:-1, -1] = p.mT, t
         if weight is not None:
             weight = torch.cat([weight, weight.new_zeros(1)])
         for start in range(0, owner.shape[0], step):
             blocks = slice(start, start + step)
             index = rows[self._rows_of(blocks)]
-            right = padded.index_select(1, index)
+            right = padded.index_select(0, index).mT.contiguous()
             left = right[:-1] if weight is None else right[:-1] * weight.index_select(0, index)
             yield blocks, owner[blocks], left, right
 
@@ -211,15 +211,15 @@ class Cells(RowGroups):
     def interpolate(self, values: Tensor) -> Tensor:
         rank = values.shape[0]
         coefficients = values.reshape(rank, self.num_groups, -1) @ self.transform.mT  # (R, cells, J)
-        coefficients = coefficients.transpose(0, 1).contiguous()
+        coefficients = coefficients.permute(1, 2, 0).contiguous()  # (cells, J, R)
         owner = self._layout[1]
-        out = values.new_empty(rank, self.local.shape[0])
+        out = values.new_empty(self.local.shape[0], rank)
         step = max(CHUNK_NUMBERS // ((rank + self.num_nodes) * self.length), 1)
         for start in range(0, owner.shape[0], step):
             blocks = slice(start, start + step)
-            piece = torch.bmm(coefficients[owner[blocks]], self._polynomials(blocks))
-            self._blocks(out[:, self._rows_of(blocks)]).copy_(piece)
-        return out.index_select(1, self.places)
+            piece = torch.bmm(self._polynomials(blocks).mT, coefficients[owner[blocks]])  # (blocks, length, R)
+            out[self._rows_of(blocks)] = piece.reshape(-1, rank)
+        return out.index_select(0, self.places).mT.contiguous()
 
     def _polynomials(self, blocks: slice) -> Tensor:
         """Chebyshev polynomials of the rows of some blocks, `(blocks, J, length)`."""
