@@ -36,6 +36,7 @@ def read(name):
         "docs/swapping.md",
         "docs/choosing.md",
         "docs/uncertainty.md",
+        "docs/interpretation.md",
         "docs/architecture.md",
     ],
 )
