@@ -21,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--D", type=int, nargs="+", default=[4, 8, 16, 32, 96])
     parser.add_argument("--M", type=int, nargs="+", default=[5, 10, 20, 40, 80])
     parser.add_argument("--R", type=int, nargs="+", default=[1, 2, 5, 10, 20, 40])
-    parser.add_argument("--repeat", type=int, default=3, help="rounds; the best counts")
-    parser.add_argument("--plot", type=Path, help="file of the plot (default: none)")
+    parser.add_argument("--repeat", type=int, default=2, help="rounds; the best counts")
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -44,8 +43,7 @@ def run(args: argparse.Namespace) -> Report:
             report.add(varied=name, value=value, **sizes, seconds=seconds, slope=_last_slope(curve))
         report.notes.append(f"slope in {name}: {_slope(curve):.2f} overall")
     report.notes.append("slope: of log seconds in log value. Float64, products over modes kept in memory.")
-    if args.plot is not None:
-        _plot(curves, args.plot)
+    _plot(curves, args.output / "als_scaling.png")
     return report
 
 

@@ -153,7 +153,18 @@ def gram_but(weights: CPWeights, d: int) -> tuple[Tensor, Tensor]:
     :return: Correlations `(R, R)` with unit diagonal and :math:`\sum_{k \ne d} \log \|\hat w_{kr}\|`, `(R,)`.
     """
     rest = [k for k in range(weights.num_dims) if k != d]
-    return weights.correlations[rest].prod(0), weights.norms[rest].log().sum(0)
+    return weights.correlations[rest].prod(0), log_norm_but(weights, d)
+
+
+def log_norm_but(weights: CPWeights, d: int) -> Tensor:
+    r"""
+    :math:`\sum_{k \ne d} \log \|\hat w_{kr}\|`, `(R,)`.
+
+    :param weights: The weights.
+    :param d: The mode left out; a number outside of `0 ... D - 1` leaves out none.
+    """
+    log_norms = weights.norms.log()
+    return torch.cat([log_norms[: max(d, 0)], log_norms[d + 1 :]]).sum(0)
 
 
 def squared_norm(weights: CPWeights) -> Tensor:

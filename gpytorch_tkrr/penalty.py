@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .cp import CPWeights, clamped_exp, gram_but, squared_norm
+from .cp import CPWeights, clamped_exp, gram_but, log_norm_but, squared_norm
 
 
 class Penalty(ABC):
@@ -98,10 +98,10 @@ class ColumnPenalty(_WeightPenalty):
     """
 
     def form(self, weights: CPWeights, d: int) -> Tensor:
-        return clamped_exp(2 * gram_but(weights, d)[1]).diag_embed()
+        return clamped_exp(2 * log_norm_but(weights, d)).diag_embed()
 
     def value(self, weights: CPWeights) -> Tensor:
-        return clamped_exp(2 * (gram_but(weights, -1)[1] + weights.log_scale())).sum()
+        return clamped_exp(2 * (log_norm_but(weights, -1) + weights.log_scale())).sum()
 
 
 class FactorPenalty(Penalty):
