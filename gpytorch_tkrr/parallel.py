@@ -84,13 +84,15 @@ class ProcessGroup(Processes):
     def __init__(self, group: Any):
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        on_gpu = dist.get_backend(group) == "nccl"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
     def sum(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.contiguous()
-        self.volume += tensor.numel() * tensor.element_size()
+        total = tensor.to(self.device).contiguous()
+        self.volume += total.numel() * total.element_size()
         with self._watched():
-            dist.all_reduce(tensor, group=self.group)
-        return tensor
+            dist.all_reduce(total, group=self.group)
+        return total.to(tensor.device)
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size

@@ -14,8 +14,8 @@ the other columns to the nodes of cells (see :mod:`.cells`). Arrays are rank-maj
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch import Tensor
 from .basis import Basis
 from .cells import Cells, DistinctValues, RowGroups, multiply_pairs
 from .moments import MomentTable
-from .source import Batch
+from .source import Batch, TrainingData
 
 #: Numbers held at a time while a batch is summed, as features, moment functions and products of projections: about what
 #: fits into cache.
@@ -161,11 +161,12 @@ class _Rows:
         self.batch, self.tables, self.distinct = batch, tables, distinct
         self.bonds: list[Tensor] | None = None  # bond b, between modes b - 1 and b: see Design
         self.position = 0
+        self.is_kept = False
         self.cells: dict[int, Cells | None] = {}
 
     def groups(self, d: int, rank: int) -> RowGroups | None:
         """The nodes of a column; cells only for a batch that is kept."""
-        if self.distinct[d] is not None or self.bonds is None or rank > MAX_CELL_RANK:
+        if self.distinct[d] is not None or not self.is_kept or rank > MAX_CELL_RANK:
             return self.distinct[d]
         if d not in self.cells:
             self.cells[d] = Cells.find(self.batch.x[:, d], self.tables[d])
@@ -197,15 +198,21 @@ class _Rows:
             p = torch.ones_like(projections[0])
         return p, scale @ (p * projections[d])
 
-    def keep(self, factors: Sequence[Tensor]) -> None:
-        """Store products over modes at every bond, for position 0: all of them products to the right."""
+    def keep(self, factors: Sequence[Tensor], position: int) -> None:
+        """Store products over modes at every bond, as they are after an update of the mode at a position."""
+        self.is_kept = True
         bonds = [factors[0].new_empty(0)] * len(factors)
+        left: Tensor | None = None
+        for b in range(1, position + 1):  # products to the left
+            projection = self.project(b - 1, factors[b - 1])
+            left = projection if left is None else projection.mul_(left)
+            bonds[b] = left
         right: Tensor | None = None
-        for b in range(len(factors) - 1, 0, -1):
+        for b in range(len(factors) - 1, position, -1):  # products to the right
             projection = self.project(b, factors[b])
-            right = projection if right is None else right * projection
+            right = projection if right is None else projection.mul_(right)
             bonds[b] = right
-        self.bonds, self.position = bonds, 0
+        self.bonds, self.position = bonds, position
 
     def move(self, d: int, factors: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, Tensor]:
         """As :meth:`products`, from the stored bonds, which are brought to position d."""
@@ -250,24 +257,30 @@ class Design:
     holds the product of all projections to its left or to its right, and passing a mode turns one bond over. So a sweep
     costs one projection per factor update, whatever D. What does not fit is projected anew for each update.
 
-    :param batches: A source of :class:`~gpytorch_tkrr.source.Batch`, iterated again for every update unless kept.
+    :param batches: The rows, iterated again for every update unless kept. Where several processes hold rows, the sums
+        are those of all of them.
     :param bases: The basis of each mode.
     :param memory: Bytes that may be used beyond the data.
     :param compress: Whether columns with few distinct values are compressed to these.
     """
 
-    def __init__(
-        self, batches: Iterable[Batch], bases: Sequence[Basis], *, memory: int = 2 << 30, compress: bool = True
-    ):
+    def __init__(self, batches: TrainingData, bases: Sequence[Basis], *, memory: int = 2 << 30, compress: bool = True):
         self.batches = batches
         self.tables = [MomentTable(basis) for basis in bases]
         self.memory = memory
         self._compress = [compress] * len(bases)  # until a batch shows that a column has too many values
         self._kept: list[_Rows] | None = None
         self._spent = 0
+        self._position = 0  # of products over modes that are made anew
+        self._marginals: list[tuple[Tensor, Tensor]] | None = None
 
-    def reset(self) -> None:
-        """Forget kept products: needed when any factor but the last one updated has changed."""
+    def reset(self, position: int = 0) -> None:
+        """
+        Forget kept products: needed when any factor but the last one updated has changed.
+
+        :param position: The mode from where the next update is reached.
+        """
+        self._position = position
         for rows in self._kept or ():
             rows.bonds = None
 
@@ -277,14 +290,18 @@ class Design:
 
         :return: D pairs `(M, M)` and `(M,)`.
         """
-        totals: list[FactorSums] = []
-        for rows in self._rows():
-            one = torch.ones(1, rows.batch.num_rows, dtype=torch.float64, device=rows.batch.x.device)
-            if not totals:
-                totals = [FactorSums.zeros(table, 1, one.device) for table in self.tables]
-            for d, sums in enumerate(totals):
-                rows.add_to(sums, d, one, one[0])
-        return [(sums.gram()[0, :, 0] / sums.square, sums.rhs[0] / sums.square) for sums in totals]
+        if self._marginals is None:
+            device = self.batches.summary.lower.device
+            totals = [FactorSums.zeros(table, 1, device) for table in self.tables]
+            for rows in self._rows():
+                one = torch.ones(1, rows.batch.num_rows, dtype=torch.float64, device=device)
+                for d, sums in enumerate(totals):
+                    rows.add_to(sums, d, one, one[0])
+            packed = self.batches.processes.sum(torch.cat([sums.pack() for sums in totals]))
+            parts = packed.split([sums.pack().numel() for sums in totals])
+            totals = [sums.unpack(part) for sums, part in zip(totals, parts, strict=True)]
+            self._marginals = [(sums.gram()[0, :, 0] / sums.square, sums.rhs[0] / sums.square) for sums in totals]
+        return self._marginals
 
     def sums(self, d: int, factors: Sequence[Tensor], scale: Tensor) -> FactorSums:
         r"""
@@ -303,12 +320,12 @@ class Design:
             left -= per_row * rows.batch.num_rows
             if left >= 0 and self._kept is not None:
                 if rows.bonds is None:
-                    rows.keep(factors)
+                    rows.keep(factors, self._position)
                 p, values = rows.move(d, factors, scale)
             else:
                 p, values = rows.products(d, factors, scale)
             rows.add_to(total, d, p, rows.batch.y - values)
-        return total
+        return total.unpack(self.batches.processes.sum(total.pack()))
 
     def _rows(self) -> Iterator[_Rows]:
         """All batches, kept ones or read anew; a first pass that fits into memory keeps them."""
@@ -318,6 +335,7 @@ class Design:
         kept: list[_Rows] | None = []
         self._spent = 0
         for batch in self.batches:
+            batch = replace(batch, x=batch.x.mT.contiguous().mT)  # columns are read one by one: contiguous ones
             rows = _Rows(batch, self.tables, [self._find(d, batch) for d in range(len(self.tables))])
             if kept is not None:
                 self._spent += 8 * batch.x.numel() + 16 * batch.num_rows

@@ -14,7 +14,7 @@ from gpytorch_tkrr import Domain
 from gpytorch_tkrr.hyperparameters import Hyperparameters
 from gpytorch_tkrr.modes import separate
 from gpytorch_tkrr.sampler import FactorConditional, GibbsSampler, GibbsState, NoiseModel, truncated_inverse_gamma
-from gpytorch_tkrr.source import Batch
+from gpytorch_tkrr.source import TensorSource, TrainingData
 from gpytorch_tkrr.sums import Design
 
 
@@ -94,7 +94,7 @@ class _Problem:
         return float(scipy.stats.lognorm(0.5, scale=0.2).logpdf(noise))
 
     def sampler(self, y: torch.Tensor, rng: np.random.Generator) -> GibbsSampler:
-        design = Design([Batch(self.x, y)], [mode.basis for mode in self.separable.modes])
+        design = Design(TrainingData(TensorSource(self.x, y)), [mode.basis for mode in self.separable.modes])
         return GibbsSampler(design, self.separable, self.hyper, 1.0, self.noise_model, self.grids, rng, rank=self.rank)
 
     def draw_prior(self, rng: np.random.Generator) -> GibbsState:
