@@ -42,6 +42,7 @@ from .model import TKRR
 from .penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
 from .source import ArraySource, Shard, Summary, summarise
 from .spectral import register_spectral_density, spectral_density
+from .warp import InputWarp
 
 __version__ = "0.1.0"
 
@@ -70,6 +71,7 @@ __all__ = [
     "HyperbolicCross",
     "IndexSet",
     "InputError",
+    "InputWarp",
     "MainEffects",
     "NotApplicableError",
     "NotFittedError",

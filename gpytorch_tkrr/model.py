@@ -41,6 +41,10 @@ from .penalty import PENALTIES, FrobeniusPenalty, Penalty
 from .posterior import Posterior, PosteriorCovariance
 from .source import TensorSource, TrainingData, as_source
 from .sums import Design
+from .warp import InputWarp
+
+#: Number of sines per dimension where the user gives none.
+DEFAULT_NUM_BASIS = 20
 
 #: Missing prior variance is tolerated up to this fraction of it.
 MAX_MISSING = 0.05
@@ -64,9 +68,13 @@ class TKRR(GP):
         taken as the numbers -1 and +1: the sign of the response decides (least-squares support vector machine).
     :param kernel: A separable kernel, stored as `covar_module`; by default :func:`~gpytorch_tkrr.anova_kernel`.
     :param rank: R, the number of components.
-    :param num_basis: Number of sines, for all dimensions or for each.
+    :param num_basis: Number of sines, for all dimensions or for each. By default 20, with the default kernel fewer for
+        columns with fewer distinct values; :func:`~gpytorch_tkrr.fit_gibbs` then adapts them to the lengthscales that
+        it finds.
     :param domain: The box. By default it is chosen from the data and the kernel's lengthscales, once.
     :param mean_module: The mean; by default a ConstantMean that a fit sets to the mean of the targets.
+    :param warp: A map of the inputs that kernel and box see, not the mean. By default it is
+        :meth:`InputWarp.from_data` where neither a kernel nor a box is given, and none otherwise; False for none.
 
     Example:
         >>> import torch, gpytorch
@@ -92,9 +100,10 @@ class TKRR(GP):
         *,
         kernel: Kernel | None = None,
         rank: int = 10,
-        num_basis: int | Sequence[int] = 20,
+        num_basis: int | Sequence[int] | None = None,
         domain: Domain | None = None,
         mean_module: Mean | None = None,
+        warp: InputWarp | bool | None = None,
     ):
         super().__init__()
         if not isinstance(likelihood, (GaussianLikelihood, FixedNoiseGaussianLikelihood, BernoulliLikelihood)):
@@ -113,11 +122,14 @@ class TKRR(GP):
             raise InputError("Give both train_x and train_y, or neither.")
         self.likelihood = likelihood
         self.rank = int(rank)
-        self.num_basis = as_num_basis(num_basis)
+        self.num_basis = DEFAULT_NUM_BASIS if num_basis is None else as_num_basis(num_basis)
+        self.adapts_num_basis = num_basis is None
         self.mean_module = ConstantMean() if mean_module is None else mean_module
         self.fits_mean = mean_module is None
         self.covar_module = kernel
         self.domain = domain
+        self.warp = warp if isinstance(warp, InputWarp) else None
+        self.adapts_warp = warp is True or (warp is None and kernel is None and domain is None)
         self.train_inputs: tuple[Tensor, ...] | None = None
         self.train_targets: Tensor | None = None
         self.is_stale = False
@@ -160,6 +172,11 @@ class TKRR(GP):
         """Kernel and box from the data, where none were given."""
         summary = training.summary
         half_range = (summary.upper - summary.lower) / 2
+        if self.adapts_warp and self.warp is None:
+            warp = InputWarp.from_data(summary.sample, summary.lower, summary.upper)
+            self.warp = warp if warp.columns.numel() else None
+        if self.covar_module is None and self.adapts_num_basis:
+            self.num_basis = tuple(min(DEFAULT_NUM_BASIS, max(count, 2)) for count in summary.num_distinct())
         if self.covar_module is None:
             kernel = anova_kernel(
                 summary.num_dims,
@@ -267,7 +284,7 @@ class TKRR(GP):
             self.domain = Domain(*self.domain.sides(training.summary.num_dims))
         if self.fits_mean:
             self.mean_module.initialize(constant=training.summary.mean)
-        training.mean = self._mean
+        training.mean, training.inputs = self._mean, self.warp
         scale = math.sqrt(training.summary.variance)
         training.scale = scale if scale > 1e-12 * abs(training.summary.mean) and scale > 0 else 1.0
         return training
@@ -390,7 +407,15 @@ class TKRR(GP):
         """
         posterior = self._draws_posterior()
         x = x.unsqueeze(-1) if x.dim() == 1 else x
-        return self.mean_module(x) + posterior.draws(x).to(x.dtype)
+        return self.mean_module(x) + posterior.draws(self.warped(x)).to(x.dtype)
+
+    def warped(self, x: Tensor) -> Tensor:
+        """
+        Inputs as kernel, box and posterior see them.
+
+        :param x: Inputs `(..., D)`.
+        """
+        return x if self.warp is None else self.warp(x)
 
     def thin(self, num_draws: int) -> None:
         """
@@ -437,7 +462,7 @@ class TKRR(GP):
         :param x: Inputs `(..., n, D)`.
         """
         assert self.covar_module is not None
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        return MultivariateNormal(self.mean_module(x), self.covar_module(self.warped(x)))
 
     def __call__(self, x: Tensor, **kwargs: Any) -> MultivariateNormal:
         x = x.unsqueeze(-1) if x.dim() == 1 else x
@@ -452,9 +477,10 @@ class TKRR(GP):
         posterior = self.posterior
         if getattr(posterior, "blocks", ()) is None and self.train_inputs is not None and not self.is_stale:
             self.compute_covariance()
-        mean = self.mean_module(x) + posterior.mean(x).to(x.dtype)
-        covariance = PosteriorCovariance(x, posterior=posterior, out_dtype=x.dtype)
-        missing = self._missing_variance(x)
+        warped = self.warped(x)
+        mean = self.mean_module(x) + posterior.mean(warped).to(x.dtype)
+        covariance = PosteriorCovariance(warped, posterior=posterior, out_dtype=x.dtype)
+        missing = self._missing_variance(warped)
         if missing is not None:
             covariance = covariance + DiagLinearOperator(missing.to(x.dtype))
         return MultivariateNormal(mean.to(x.dtype), covariance)
@@ -532,6 +558,8 @@ class TKRR(GP):
                 self.domain = Domain(center, half_width)
             if self.covar_module is None:
                 self.covar_module = anova_kernel(center.numel()).to(center.dtype)
+            names = ("columns", "knots", "levels")
+            self.warp = InputWarp(*(state_dict[f"warp.{n}"] for n in names)) if "warp.knots" in state_dict else None
         return super().load_state_dict(state_dict, strict=strict, **kwargs)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TKRR:

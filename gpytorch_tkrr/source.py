@@ -20,6 +20,9 @@ from .parallel import ONE_PROCESS, Processes, as_processes
 #: Rows per batch: few enough for the cache, enough to count distinct values.
 BATCH_ROWS = 65536
 
+#: Rows that the sample of a summary holds at most.
+SAMPLE_ROWS = 16384
+
 
 @dataclass
 class Batch:
@@ -290,6 +293,8 @@ class Summary:
     :param lower: Smallest inputs `(D,)`.
     :param upper: Largest inputs `(D,)`.
     :param mass: The sum of the row weights.
+    :param sample: Inputs of evenly spaced rows `(n, D)`, of all rows where they are few.
+    :param stride: The sample holds one row in so many.
     """
 
     num_rows: int
@@ -299,6 +304,16 @@ class Summary:
     lower: Tensor
     upper: Tensor
     mass: float
+    sample: Tensor
+    stride: int = 1
+
+    def __post_init__(self):
+        while self.sample.shape[0] > SAMPLE_ROWS:
+            self.sample, self.stride = self.sample[::2].clone(), 2 * self.stride
+
+    def num_distinct(self) -> list[int]:
+        """How many distinct values each column of the sample has."""
+        return [int(column.unique().numel()) for column in self.sample.mT]
 
     def to(self, device: torch.device | str) -> Summary:
         """
@@ -306,13 +321,15 @@ class Summary:
 
         :param device: The device.
         """
-        return replace(self, lower=self.lower.to(device), upper=self.upper.to(device))
+        return replace(self, **{name: getattr(self, name).to(device) for name in ("lower", "upper", "sample")})
 
     def __add__(self, other: Summary) -> Summary:
         if self.num_dims != other.num_dims:
             raise InputError(f"Some rows have {self.num_dims} inputs, others {other.num_dims}.")
         mass = self.mass + other.mass
         shift, share = other.mean - self.mean, other.mass / mass
+        stride = max(self.stride, other.stride)
+        samples = [part.sample[:: stride // part.stride] for part in (self, other)]
         return Summary(
             self.num_rows + other.num_rows,
             self.num_dims,
@@ -321,6 +338,8 @@ class Summary:
             torch.minimum(self.lower, other.lower),
             torch.maximum(self.upper, other.upper),
             mass,
+            torch.cat(samples),
+            stride,
         )
 
 
@@ -328,7 +347,8 @@ class TrainingData:
     """
     A source, its targets prepared: checked, mapped to numbers, freed of the mean and scaled.
 
-    The first pass is made at once; set :attr:`mean` (a function of the inputs) and :attr:`scale` after it.
+    The first pass is made at once; set :attr:`mean` (a function of the inputs), :attr:`scale` and :attr:`inputs` (a map
+    of the inputs, after the mean) after it.
 
     :param source: See :func:`as_source`; where several processes take part, the rows of this one.
     :param targets: Maps raw targets `(n,)` to float64 ones.
@@ -349,6 +369,7 @@ class TrainingData:
         self.processes = processes
         self.device = device
         self.mean: Callable[[Tensor], Tensor] | None = None
+        self.inputs: Callable[[Tensor], Tensor] | None = None
         self.scale = 1.0
         self.num_rows: int | None = None  # of this process, known after the first pass
         self.summary, self.first_row = self._summarise()
@@ -362,6 +383,8 @@ class TrainingData:
             if self.mean is not None:
                 batch.y = batch.y - self.mean(batch.x)
             batch.y = batch.y / self.scale
+            if self.inputs is not None:
+                batch.x = self.inputs(batch.x)
             count += batch.num_rows
             yield batch
         if self.num_rows is not None and count != self.num_rows:
@@ -388,7 +411,7 @@ class TrainingData:
             mean = float(weight @ batch.y) / mass
             variance = float(weight @ (batch.y - mean) ** 2) / mass
             lower, upper = batch.x.amin(0), batch.x.amax(0)
-            summary = Summary(batch.num_rows, batch.x.shape[1], mean, variance, lower, upper, mass)
+            summary = Summary(batch.num_rows, batch.x.shape[1], mean, variance, lower, upper, mass, batch.x)
             total = summary if total is None else total + summary
         self.num_rows = 0 if total is None else total.num_rows
         return total if total is None or self.processes.size == 1 else total.to("cpu")
