@@ -1,0 +1,127 @@
+"""Bayesian optimisation in closed loops, and one step after 20 000 observations: our models against SingleTaskGP."""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from botorch.acquisition import LogExpectedImprovement
+from botorch.exceptions.warnings import BotorchWarning
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.optim import optimize_acqf
+from botorch.test_functions import Ackley, Hartmann, SyntheticTestFunction
+from botorch.utils.transforms import unnormalize
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.utils.warnings import NumericalWarning
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+from gpytorch_tkrr.botorch import HilbertGPModel, TKRRModel
+
+from .harness import Report
+
+MODELS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "SingleTaskGP": SingleTaskGP,
+    "HilbertGPModel": HilbertGPModel,
+    "TKRRModel": TKRRModel,
+}
+
+
+def make_problem(name: str) -> SyntheticTestFunction:
+    """A test function to maximise."""
+    problem = Hartmann(6, negate=True) if name == "hartmann6" else Ackley(10, negate=True)
+    return problem.to(torch.float64)
+
+
+def evaluate(problem: SyntheticTestFunction, x: Tensor) -> Tensor:
+    """The function on the unit cube, `(n, 1)`."""
+    bounds = torch.as_tensor(problem.bounds)
+    return problem(unnormalize(x, bounds)).unsqueeze(-1)
+
+
+def step(model_class: Callable[[Tensor, Tensor], Any], x: Tensor, y: Tensor) -> Tensor:
+    """Fit, maximise LogEI from 8 starts, return the candidate `(1, d)`."""
+    model = model_class(x, y)
+    with warnings.catch_warnings():
+        for category in (BotorchWarning, NumericalWarning, RuntimeWarning):
+            warnings.simplefilter("ignore", category)
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        bounds = torch.tensor([[0.0], [1.0]]).to(x).expand(2, x.shape[-1])
+        acquisition = LogExpectedImprovement(model, best_f=y.max())
+        candidate, _ = optimize_acqf(
+            acquisition, bounds, q=1, num_restarts=8, raw_samples=256, options={"batch_limit": 8, "maxiter": 100}
+        )
+    return candidate.detach()
+
+
+def closed_loop(
+    problem_name: str, model_class: Callable[[Tensor, Tensor], Any], seed: int, num_initial: int, num_evaluations: int
+) -> list[float]:
+    """The best value found after each evaluation; the initial points depend on the seed alone."""
+    problem = make_problem(problem_name)
+    torch.manual_seed(seed)
+    x = SobolEngine(problem.dim, scramble=True, seed=seed).draw(num_initial).to(torch.float64)
+    y = evaluate(problem, x)
+    while len(x) < num_evaluations:
+        candidate = step(model_class, x, y)
+        x, y = torch.cat([x, candidate]), torch.cat([y, evaluate(problem, candidate)])
+    return y.squeeze(-1).cummax(0).values.tolist()
+
+
+def time_step(model_class: Callable[[Tensor, Tensor], Any], num_rows: int) -> float:
+    """Seconds of one step after noisy observations of Hartmann-6."""
+    problem = make_problem("hartmann6")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(num_rows, problem.dim, generator=generator, dtype=torch.float64)
+    y = evaluate(problem, x)
+    y = y + 0.1 * y.std() * torch.randn(y.shape, generator=generator, dtype=torch.float64)
+    torch.manual_seed(0)
+    start = time.perf_counter()
+    step(model_class, x, y)
+    return time.perf_counter() - start
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--initial", type=int, default=12)
+    parser.add_argument("--evaluations", type=int, default=60)
+    parser.add_argument("--rows", type=int, default=20_000, help="observations of our models in the timed step")
+    parser.add_argument("--exact-rows", type=int, default=4_000, help="observations of SingleTaskGP in the timed step")
+
+
+def run(args: argparse.Namespace) -> Report:
+    report = Report("bayesopt", f"Best value after {args.evaluations} evaluations ({args.seeds} seeds), and one step")
+    loops = {"hartmann6": list(MODELS), "ackley10": ["SingleTaskGP", "TKRRModel"]}
+    for problem_name, names in loops.items():
+        for name in names:
+            start = time.perf_counter()
+            best = [
+                closed_loop(problem_name, MODELS[name], seed, args.initial, args.evaluations)[-1]
+                for seed in range(args.seeds)
+            ]
+            quartiles = torch.quantile(torch.tensor(best), torch.tensor([0.25, 0.5, 0.75])).tolist()
+            num_steps = args.seeds * max(args.evaluations - args.initial, 1)
+            report.add(
+                problem=problem_name,
+                model=name,
+                lower_quartile=quartiles[0],
+                median=quartiles[1],
+                upper_quartile=quartiles[2],
+                seconds_per_step=(time.perf_counter() - start) / num_steps,
+            )
+            print(report.rows[-1], flush=True)
+    exact = time_step(SingleTaskGP, args.exact_rows)
+    for name, model_class in MODELS.items():
+        rows = args.exact_rows if name == "SingleTaskGP" else args.rows
+        seconds = exact if name == "SingleTaskGP" else time_step(model_class, rows)
+        report.add(problem="hartmann6, noisy", model=name, rows=rows, seconds_per_step=seconds, speedup=exact / seconds)
+    report.notes.append(
+        "Maximisation by LogEI, one candidate at a time; initial points of a seed are the same for all."
+    )
+    report.notes.append("One step is a fit with default settings, the acquisition function and its maximisation.")
+    return report

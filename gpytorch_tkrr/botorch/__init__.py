@@ -1,0 +1,15 @@
+"""Models for BoTorch: few inputs by Hilbert-space features, many by low-rank CP weights.
+
+Importing this module also registers pathwise sampling for :class:`~gpytorch_tkrr.HilbertKernel`.
+"""
+
+try:
+    import botorch as _botorch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ImportError("gpytorch_tkrr.botorch needs BoTorch: pip install 'gpytorch_tkrr[botorch]'.") from error
+
+from .cp_model import TKRRModel
+from .hilbert_gp import HilbertGPModel
+from .pathwise import HilbertFeatureMap
+
+__all__ = ["HilbertFeatureMap", "HilbertGPModel", "TKRRModel"]

@@ -1,0 +1,405 @@
+"""A model for many inputs and any number of observations: low-rank CP weights, sampled."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from botorch.acquisition.objective import PosteriorTransform
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.gpytorch import GPyTorchModel
+from botorch.models.model import FantasizeMixin
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform, Standardize
+from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
+from botorch.posteriors import GPyTorchPosterior
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.constraints import GreaterThan
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.models import GP
+from linear_operator import to_linear_operator
+from linear_operator.operators import DiagLinearOperator, LowRankRootLinearOperator
+from torch import Tensor, nn
+
+from ..ensemble import DrawsPosterior
+from ..errors import InputError, NotFittedError
+from ..gibbs import fit_gibbs
+from ..model import TKRR
+from ..posterior import Posterior
+from ..prediction import WeightPosterior
+from .box import input_range
+
+#: Variance added to every prediction, in units of the outcomes' variance: draws span a space of few dimensions.
+JITTER = 1e-6
+
+#: What :func:`~gpytorch_tkrr.fit_gibbs` is called with where nothing else is said.
+FIT_SETTINGS: dict[str, Any] = {"num_warmup": 60, "num_draws": 60}
+
+
+class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
+    r"""
+    :class:`~gpytorch_tkrr.TKRR` as a BoTorch model: any number of inputs, a cost linear in the number of observations,
+    and the uncertainty of sampled factors and hyperparameters.
+
+    `fit_gpytorch_mll` runs :func:`~gpytorch_tkrr.fit_gibbs`; pass ``optimizer=tkrr.fit_als`` for alternating least
+    squares, and their arguments as `optimizer_kwargs`. Several outcomes are independent models. A posterior is the
+    Gaussian with the mean and the covariance of the draws,
+
+    .. math:: f(x) = \bar f(x) + r(x)^\top z, \qquad z \sim N(0, I_S), \qquad
+        r_s(x) = (f_s(x) - \bar f(x)) / \sqrt{S - 1},
+
+    and conditioning on further observations is the exact Gaussian update of z, for fantasies in any number of batches.
+
+    :param train_X: Inputs `(n, d)`.
+    :param train_Y: Outcomes `(n, m)`.
+    :param train_Yvar: Their noise variances, where known.
+    :param kernel: A separable kernel, or one for each outcome; by default :func:`~gpytorch_tkrr.anova_kernel`.
+    :param rank: Number of components.
+    :param num_basis: Number of sines, for all inputs or for each.
+    :param bounds: The search space, `(2, d)`, as for `optimize_acqf`; by default the unit cube.
+    :param outcome_transform: As for SingleTaskGP: Standardize by default.
+    :param input_transform: Applied to the inputs; its own parameters are not trained.
+
+    Example:
+        >>> import torch
+        >>> from botorch.fit import fit_gpytorch_mll
+        >>> from gpytorch.mlls import ExactMarginalLogLikelihood
+        >>> from gpytorch_tkrr.botorch import TKRRModel
+        >>> train_X = torch.rand(30, 8, dtype=torch.float64)
+        >>> train_Y = torch.sin(6 * train_X[:, :1]) + train_X[:, 1:2]
+        >>> model = TKRRModel(train_X, train_Y, rank=4, num_basis=8)
+        >>> mll = fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> model.posterior(torch.rand(5, 2, 8, dtype=torch.float64)).mean.shape
+        torch.Size([5, 2, 1])
+    """
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        *,
+        kernel: Kernel | Sequence[Kernel] | None = None,
+        rank: int = 8,
+        num_basis: int | Sequence[int] = 10,
+        bounds: Tensor | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | None = None,
+    ):
+        super().__init__()
+        self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
+        if train_X.dim() != 2:
+            raise InputError(
+                f"TKRRModel takes inputs (n, d) and outcomes (n, m); got {tuple(train_X.shape)} and "
+                f"{tuple(train_Y.shape)}. Make one model per batch."
+            )
+        num_outputs = train_Y.shape[-1]
+        with torch.no_grad():
+            x = self.transform_inputs(train_X, input_transform)
+        if outcome_transform is not None:
+            is_default = isinstance(outcome_transform, _DefaultType)
+            transform = Standardize(m=num_outputs) if is_default else cast(OutcomeTransform, outcome_transform)
+            train_Y, train_Yvar = transform.train()(Y=train_Y, Yvar=train_Yvar, X=x)
+            self.outcome_transform = transform
+        if input_transform is not None:
+            self.input_transform = input_transform
+        self._num_outputs = num_outputs
+        self._yvar = train_Yvar
+        self.train_inputs = (train_X,)
+        self.train_targets = train_Y.squeeze(-1) if num_outputs == 1 else train_Y.mT
+        kernels = list(kernel) if isinstance(kernel, Sequence) else [copy.deepcopy(kernel) for _ in range(num_outputs)]
+        if len(kernels) != num_outputs:
+            raise InputError(f"Give one kernel, or one for each of the {num_outputs} outcomes; got {len(kernels)}.")
+        self.models = nn.ModuleList()
+        for i, each in enumerate(kernels):
+            yvar = None if train_Yvar is None else train_Yvar[:, i]
+            settings = {"kernel": each, "rank": rank, "num_basis": num_basis}
+            self.models.append(_make(x, train_Y[:, i], yvar, input_range(x, bounds, input_transform), settings))
+        self.likelihood = self.models[0].likelihood if num_outputs == 1 else GaussianLikelihood(
+            noise_constraint=GreaterThan(0.0), batch_shape=torch.Size([num_outputs])
+        )  # fmt: skip
+        self._updates: list[WeightPosterior | None] = [None] * num_outputs
+        self.to(train_X)
+        self._share_noise()
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Of fantasies; empty for a model that has not been conditioned."""
+        shapes = [update.mean.shape[:-1] for update in self._updates if update is not None]
+        return torch.broadcast_shapes(*shapes) if shapes else torch.Size()
+
+    def model(self, i: int) -> TKRR:
+        """
+        The model of one outcome.
+
+        :param i: Which outcome.
+        """
+        return cast(TKRR, self.models[i])
+
+    def _share_noise(self) -> None:
+        if self.num_outputs > 1:
+            noise = torch.stack(
+                [model.likelihood.noise.detach().reshape(1) for model in map(self.model, range(self.num_outputs))]
+            )
+            self.likelihood.initialize(noise=noise)
+
+    # Fit
+
+    def custom_fit(
+        self,
+        mll: MarginalLogLikelihood,
+        *,
+        optimizer: Callable[..., Any] = fit_gibbs,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        closure: Any = None,
+        closure_kwargs: Any = None,
+        **ignore: Any,
+    ) -> MarginalLogLikelihood:
+        """
+        What `fit_gpytorch_mll` calls.
+
+        :param mll: The marginal log likelihood that holds this model.
+        :param optimizer: :func:`~gpytorch_tkrr.fit_gibbs` or :func:`~gpytorch_tkrr.fit_als`.
+        :param optimizer_kwargs: Their arguments. Without a seed, one is drawn from torch's generator.
+        :param closure: Not supported: there is no loss whose gradient is followed.
+        :param closure_kwargs: Not supported.
+        """
+        if closure is not None or closure_kwargs is not None:
+            raise UnsupportedError("TKRRModel is fitted by optimizer=fit_gibbs or fit_als, which take no closure.")
+        settings = {**(FIT_SETTINGS if optimizer is fit_gibbs else {}), **(optimizer_kwargs or {})}
+        mll.train()
+        with torch.no_grad():
+            x = self.transform_inputs(self.train_inputs[0])
+        targets = self.train_targets.reshape(self.num_outputs, -1)
+        for i in range(self.num_outputs):
+            model = self.model(i)
+            data: tuple[Tensor, ...] = (x, targets[i])
+            if self._yvar is not None:
+                data += (model.noise().detach().to(x) / self._yvar[:, i],)
+            seed = {"seed": int(torch.randint(2**31, ()))} if "seed" not in settings else {}
+            optimizer(model, data=data, **settings, **seed)
+        self._updates = [None] * self.num_outputs
+        self._share_noise()
+        return mll.eval()
+
+    def set_train_data(self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True) -> None:
+        """
+        Replace the data that the next fit sees.
+
+        :param inputs: Inputs `(n, d)`.
+        :param targets: Transformed outcomes, `(n,)` or `(m, n)`.
+        :param strict: Whether the shapes must stay.
+        """
+        for name, new in (("inputs", inputs), ("targets", targets)):
+            if new is None:
+                continue
+            new = new if isinstance(new, Tensor) else new[0]
+            old = self.train_inputs[0] if name == "inputs" else self.train_targets
+            if strict and new.shape != old.shape:
+                raise RuntimeError(f"{name}: expected shape {tuple(old.shape)}, found {tuple(new.shape)}.")
+            if name == "inputs":
+                self.train_inputs = (new,)
+            else:
+                self.train_targets = new
+
+    # Posterior
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """
+        The prior of the first outcome.
+
+        :param x: Inputs `(..., n, d)`.
+        """
+        return self.models[0].forward(self.transform_inputs(x) if self.training else x)
+
+    def posterior(  # type: ignore[override]
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> Any:
+        """
+        The posterior at given inputs.
+
+        :param X: Inputs `(*batch, q, d)`.
+        :param output_indices: Which outcomes; all by default.
+        :param observation_noise: Whether to add the noise variance, or the (transformed) variances to add,
+            `(*batch, q, m)`.
+        :param posterior_transform: Applied to the result.
+        """
+        self.eval()
+        x = self.transform_inputs(X)
+        chosen = (
+            list(range(self.num_outputs)) if output_indices is None else [i % self.num_outputs for i in output_indices]
+        )
+        normals = [self._normal(i, x, observation_noise) for i in chosen]
+        normal = normals[0] if len(normals) == 1 else MultitaskMultivariateNormal.from_independent_mvns(normals)
+        posterior: Any = GPyTorchPosterior(distribution=normal)
+        if hasattr(self, "outcome_transform"):
+            transform: Any = self.outcome_transform
+            if chosen != list(range(self.num_outputs)):
+                transform = transform.subset_output(chosen)
+            posterior = transform.untransform_posterior(posterior, X=x)
+        return posterior if posterior_transform is None else posterior_transform(posterior=posterior, X=x)
+
+    def _normal(self, i: int, x: Tensor, observation_noise: bool | Tensor) -> MultivariateNormal:
+        """One outcome at transformed inputs."""
+        model = self.model(i)
+        mean, root = self.mean_and_root(i, x)
+        update = self._updates[i]
+        if update is not None:
+            mean = mean + (root @ update.mean.unsqueeze(-1)).squeeze(-1)
+            root = root @ update.root
+        extra = torch.full_like(mean, JITTER * self._target_variance(i))
+        missing = model._missing_variance(x)
+        extra = extra if missing is None else extra + missing
+        if isinstance(observation_noise, Tensor):
+            extra = extra + observation_noise[..., i].double()
+        elif observation_noise:
+            extra = extra + model.noise().detach()
+        mean, extra = torch.broadcast_tensors(mean, extra)
+        root = root.expand(*mean.shape, root.shape[-1]).to(x.dtype)
+        low_rank = (
+            to_linear_operator(root @ root.mT) if root.shape[-2] <= root.shape[-1] else LowRankRootLinearOperator(root)
+        )
+        return MultivariateNormal(mean.to(x.dtype), low_rank + DiagLinearOperator(extra.to(x.dtype)))
+
+    def mean_and_root(self, i: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """
+        Mean and covariance root of one outcome before any conditioning, on the scale of the transformed outcomes.
+
+        :param i: Which outcome.
+        :param x: Transformed inputs `(..., n, d)`.
+        :return: `(..., n)` and `(..., n, S)`, float64.
+        """
+        model = self.model(i)
+        if not model.is_fitted:
+            raise NotFittedError(
+                "The model has not been fitted. Call fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, "
+                "model)) first."
+            )
+        mean, root = _mean_and_root(model.posterior, x)
+        return model.mean_module(x).double() + mean, root
+
+    def draw_weights(self, i: int, sample_shape: torch.Size) -> Tensor:
+        r"""
+        Draw z of whole functions :math:`\bar f(x) + r(x)^\top z`: one of the model's own draws where there are any,
+        a Gaussian draw after conditioning or after alternating least squares.
+
+        :param i: Which outcome.
+        :param sample_shape: How many.
+        :return: `(*sample_shape, *batch, S)`, float64.
+        """
+        posterior, update = self.model(i).posterior, self._updates[i]
+        if update is None and isinstance(posterior, DrawsPosterior):
+            num_draws = posterior.num_draws
+            chosen = torch.randint(num_draws, sample_shape, device=posterior.noise.device)
+            return (num_draws - 1) ** 0.5 * torch.nn.functional.one_hot(chosen, num_draws).double()
+        x = self.transform_inputs(self.train_inputs[0][..., :1, :])
+        _, root = self.mean_and_root(i, x)
+        size = root.shape[-1] if update is None else update.root.shape[-1]
+        batch_shape = torch.Size() if update is None else update.mean.shape[:-1]
+        noise = torch.randn(*sample_shape, *batch_shape, size, dtype=torch.float64, device=root.device)
+        return noise if update is None else update.mean + (update.root @ noise.unsqueeze(-1)).squeeze(-1)
+
+    def _target_variance(self, i: int) -> float:
+        targets = self.train_targets.reshape(self.num_outputs, -1)[i]
+        return float(targets.var(unbiased=False)) or 1.0
+
+    # Further observations
+
+    def condition_on_observations(self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any) -> TKRRModel:
+        """
+        The model after further observations: a Gaussian update of its draws, hyperparameters unchanged.
+
+        :param X: Inputs `(*batch, n', d)`.
+        :param Y: Outcomes `(*fantasies, *batch, n', m)`.
+        :param noise: Their noise variances, on the scale of the transformed outcomes; by default the model's.
+        """
+        self.eval()
+        x = self.transform_inputs(X)
+        if hasattr(self, "outcome_transform"):
+            Y, _ = self.outcome_transform(Y=Y, X=x)
+        return self._conditioned(x, Y, noise)
+
+    def get_fantasy_model(
+        self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> TKRRModel:
+        """
+        GPyTorch's name for conditioning, for transformed data of one outcome.
+
+        :param inputs: Inputs `(*batch, n', d)`.
+        :param targets: Targets `(*fantasies, *batch, n')`.
+        :param noise: Their noise variances.
+        """
+        return self._conditioned(inputs, targets.unsqueeze(-1), None if noise is None else noise.unsqueeze(-1))
+
+    def _conditioned(self, x: Tensor, y: Tensor, noise: Tensor | None) -> TKRRModel:
+        fantasy = copy.copy(self)
+        fantasy._updates = []
+        for i in range(self.num_outputs):
+            model = self.model(i)
+            mean, root = self.mean_and_root(i, x)
+            update = self._updates[i]
+            if update is None:
+                eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+                update = WeightPosterior(torch.zeros_like(eye[0]), eye)
+            variance = (model.noise().detach() if noise is None else noise[..., i].double()).expand(mean.shape)
+            missing = model._missing_variance(x)
+            variance = variance if missing is None else variance + missing
+            fantasy._updates.append(update.condition(root, y[..., i].double() - mean, variance))
+        return fantasy
+
+    def subset_output(self, idcs: list[int]) -> TKRRModel:
+        """
+        The model of some of the outcomes.
+
+        :param idcs: Which ones.
+        """
+        subset = copy.deepcopy(self)
+        subset.models = nn.ModuleList(subset.models[i] for i in idcs)
+        subset._num_outputs = len(idcs)
+        targets = subset.train_targets.reshape(self.num_outputs, -1)[idcs]
+        subset.train_targets = targets[0] if len(idcs) == 1 else targets
+        subset._yvar = None if self._yvar is None else self._yvar[:, idcs]
+        subset._updates = [subset._updates[i] for i in idcs]
+        if hasattr(subset, "outcome_transform"):
+            transform: Any = subset.outcome_transform
+            subset.outcome_transform = transform.subset_output(idcs=idcs)
+        if len(idcs) == 1:
+            subset.likelihood = subset.models[0].likelihood
+        elif self.num_outputs > 1:
+            subset.likelihood = GaussianLikelihood(
+                noise_constraint=GreaterThan(0.0), batch_shape=torch.Size([len(idcs)])
+            ).to(targets)
+            subset._share_noise()
+        return subset
+
+
+def _make(x: Tensor, y: Tensor, yvar: Tensor | None, ends: tuple[Tensor, Tensor], settings: dict[str, Any]) -> TKRR:
+    """One outcome's model, with the box and the default kernel of data that fill the whole range."""
+    if yvar is None:
+        likelihood = get_gaussian_likelihood_with_lognormal_prior()
+    else:
+        likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0))
+        likelihood.noise = yvar.mean()
+        likelihood.raw_noise.requires_grad_(False)
+    spread = torch.stack([y.min(), y.max()]) if len(y) > 1 else torch.tensor([-1.0, 1.0]).to(y)
+    corners = TKRR(torch.stack(ends).to(x), spread, GaussianLikelihood(), **settings)
+    settings = {**settings, "kernel": corners.covar_module}
+    return TKRR(x, y, likelihood, **settings, domain=corners.domain)
+
+
+def _mean_and_root(posterior: Posterior, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance root, the draws evaluated once."""
+    if not isinstance(posterior, DrawsPosterior):
+        return posterior.mean(x), posterior.root(x)
+    draws = posterior.draws(x).movedim(0, -1)  # (..., n, S)
+    mean = draws.mean(-1)
+    return mean, (draws - mean.unsqueeze(-1)) / max(posterior.num_draws - 1, 1) ** 0.5
