@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,6 @@ import torch
 from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
-from .basis import Basis
 from .cp import all_products_but_one
 from .ensemble import DrawsPosterior
 from .errors import InputError
@@ -47,6 +46,12 @@ if TYPE_CHECKING:
 
 #: Rows whose functions are evaluated at a time.
 CHUNK_ROWS = 65536
+
+#: Intervals of the quadrature over a uniform distribution.
+NUM_INTERVALS = 256
+
+#: Functions of one input: points `(n,)` -> values `(n, M)`.
+Functions = Callable[[Tensor], Tensor]
 
 
 class Measure(ABC):
@@ -61,12 +66,12 @@ class Measure(ABC):
         self.lower, self.upper = lower, upper
 
     @abstractmethod
-    def moments(self, d: int, basis: Basis) -> tuple[Tensor, Tensor]:
+    def moments(self, d: int, functions: Functions) -> tuple[Tensor, Tensor]:
         """
-        Mean `(M,)` and covariance `(M, M)` of the functions of one input.
+        Mean `(M,)` and covariance `(M, M)` of functions of one input.
 
         :param d: The input.
-        :param basis: Its functions.
+        :param functions: Points `(n,)` -> values `(n, M)`, float64.
         """
 
 
@@ -90,11 +95,10 @@ class EmpiricalMeasure(Measure):
         super().__init__(x.amin(0), x.amax(0))
         self.x = x
 
-    def moments(self, d: int, basis: Basis) -> tuple[Tensor, Tensor]:
-        chunks = self.x[:, d].split(CHUNK_ROWS)
-        num_rows = self.x.shape[0]
-        mean = torch.stack([basis(chunk).sum(0) for chunk in chunks]).sum(0) / num_rows  # (M,)
-        centered = ((basis(chunk) - mean) for chunk in chunks)
+    def moments(self, d: int, functions: Functions) -> tuple[Tensor, Tensor]:
+        chunks, num_rows = self.x[:, d].split(CHUNK_ROWS), self.x.shape[0]
+        mean = torch.stack([functions(chunk).sum(0) for chunk in chunks]).sum(0) / num_rows  # (M,)
+        centered = (functions(chunk) - mean for chunk in chunks)
         return mean, torch.stack([phi.mT @ phi for phi in centered]).sum(0) / num_rows
 
 
@@ -120,12 +124,13 @@ class UniformMeasure(Measure):
             raise InputError(f"lower must lie below upper in every input; got {lower.tolist()} and {upper.tolist()}.")
         super().__init__(lower, upper)
 
-    def moments(self, d: int, basis: Basis) -> tuple[Tensor, Tensor]:
-        # Gauss-Legendre with several nodes per half wave of the fastest product: exact to rounding.
-        nodes, weights = (torch.from_numpy(v) for v in np.polynomial.legendre.leggauss(64 + 4 * basis.num_functions))
-        half = (self.upper[d] - self.lower[d]).double() / 2
-        x = self.lower[d].double() + half * (1 + nodes.to(half.device))
-        phi, weights = basis(x), weights.to(half.device) / 2
+    def moments(self, d: int, functions: Functions) -> tuple[Tensor, Tensor]:
+        # Gauss-Legendre in many short intervals: exact to rounding for sines, close where an input warp has kinks.
+        nodes, weights = (torch.from_numpy(values) for values in np.polynomial.legendre.leggauss(8))
+        starts = torch.arange(NUM_INTERVALS, dtype=torch.float64).unsqueeze(-1)
+        fraction = ((starts + (1 + nodes) / 2) / NUM_INTERVALS).flatten().to(self.lower.device)
+        weights = (weights / (2 * NUM_INTERVALS)).repeat(NUM_INTERVALS).to(self.lower.device)
+        phi = functions(self.lower[d].double() + fraction * (self.upper[d] - self.lower[d]).double())
         mean = weights @ phi  # (M,)
         centered = phi - mean
         return mean, centered.mT @ (weights.unsqueeze(-1) * centered)
@@ -135,13 +140,19 @@ class UniformMeasure(Measure):
 class _Modes:
     """Factors of S functions with the moments of each mode: D tensors `(S, R, M)`, `(S, R)` and `(S, R, R)`."""
 
-    bases: list[Basis]
+    functions: list[Functions]
     factors: list[Tensor]
     moments: list[tuple[Tensor, Tensor]]
     means: list[Tensor]
     covariances: list[Tensor]
     constant: float
     measure: Measure
+
+
+def _functions_of(model: TKRR, d: int) -> Functions:
+    """The functions of one input in the user's units, through the input warp where there is one."""
+    basis, num_dims = model.posterior.bases[d], len(model.posterior.bases)
+    return lambda x: basis(model.warped(x.unsqueeze(-1).expand(-1, num_dims))[:, d])
 
 
 @torch.no_grad()
@@ -166,11 +177,12 @@ def _integrate(model: TKRR, measure: Measure | None) -> _Modes:
         measure = EmpiricalMeasure(model.train_inputs[0])
     if measure.lower.numel() != len(factors):
         raise InputError(f"The measure has {measure.lower.numel()} inputs; the model has {len(factors)}.")
-    moments = [measure.moments(d, basis) for d, basis in enumerate(posterior.bases)]
+    functions = [_functions_of(model, d) for d in range(len(factors))]
+    moments = [measure.moments(d, phi) for d, phi in enumerate(functions)]
     means = [factor @ mean for factor, (mean, _) in zip(factors, moments, strict=True)]
     covariances = [factor @ cov @ factor.mT for factor, (_, cov) in zip(factors, moments, strict=True)]
     constant = float(model.mean_module(measure.lower.unsqueeze(0)))
-    return _Modes(posterior.bases, factors, moments, means, covariances, constant, measure)
+    return _Modes(functions, factors, moments, means, covariances, constant, measure)
 
 
 @dataclass(frozen=True)
@@ -275,11 +287,11 @@ def main_effects(model: TKRR, *, measure: Measure | None = None, num_points: int
     fraction = torch.linspace(0, 1, num_points, dtype=torch.float64, device=lower.device)
     others = all_products_but_one(modes.means)  # D tensors (S, R)
     grids, draws = [], []
-    for d, basis in enumerate(modes.bases):
+    for d, functions in enumerate(modes.functions):
         grid = lower[d].double() + fraction * (upper[d] - lower[d]).double()
         weights = (others[d].unsqueeze(-2) @ modes.factors[d]).squeeze(-2)  # (S, M)
         with torch.no_grad():
-            effect = weights @ (basis(grid) - modes.moments[d][0]).mT  # (S, n)
+            effect = weights @ (functions(grid) - modes.moments[d][0]).mT  # (S, n)
         grids.append(grid.to(lower.dtype))
         draws.append(effect.to(lower.dtype))
     expectation = (others[0] * modes.means[0]).sum(-1) + modes.constant

@@ -141,6 +141,43 @@ def test_table_and_pictures():
     pyplot.close("all")
 
 
+@torch.no_grad()
+def test_inputs_are_warped_as_the_model_warps_them():
+    """A skewed input: averages over the inputs in their own units, through the warp."""
+    x = torch.rand(60, 2, dtype=torch.float64)
+    x[:, 0] = (4 * x[:, 0]).exp()
+    y = x[:, 0].log() + x[:, 1]
+    model = TKRR(x, y, GaussianLikelihood().double(), rank=2, num_basis=6)
+    assert model.warp is not None
+    fit_gibbs(model, num_draws=4, num_warmup=10, seed=0)
+    effects = main_effects(model, num_points=4)
+    rows = torch.cartesian_prod(x[:, 0], x[:, 1])
+    torch.testing.assert_close(effects.expectation, model.draws(rows).mean(-1))
+    rows = torch.stack([effects.grids[0][2].expand(60), x[:, 1]], dim=-1)
+    torch.testing.assert_close(effects.draws[0][:, 2], model.draws(rows).mean(-1) - effects.expectation)
+    box = UniformMeasure(x.amin(0), x.amax(0))
+    side = torch.linspace(0, 1, 2001, dtype=torch.float64)
+    rows = torch.stack([box.lower[0] + (box.upper - box.lower)[0] * side, x[:1, 1].expand(2001)], dim=-1)
+    along = model.draws(rows)  # (S, n)
+    expected = ((along[:, 1:] + along[:, :-1]) / 2).mean(-1)
+    only_first = main_effects(model, measure=_Second(box, x[0, 1])).expectation
+    torch.testing.assert_close(only_first, expected, rtol=1e-3, atol=0)
+
+
+class _Second(UniformMeasure):
+    """A uniform first input, the second one fixed."""
+
+    def __init__(self, box: UniformMeasure, value: torch.Tensor):
+        super().__init__(box.lower, box.upper)
+        self.value = value
+
+    def moments(self, d, functions):
+        if d == 0:
+            return super().moments(d, functions)
+        phi = functions(self.value.reshape(1))[0]
+        return phi, torch.zeros(len(phi), len(phi), dtype=phi.dtype)
+
+
 def test_constant_function_has_no_shares():
     x = torch.rand(20, 2, dtype=torch.float64)
     model = TKRR(x, torch.ones(20, dtype=torch.float64), GaussianLikelihood().double(), rank=2, num_basis=4)
