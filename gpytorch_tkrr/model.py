@@ -36,15 +36,12 @@ from .errors import (
 )
 from .index_set import as_num_basis
 from .laplace import LaplacePosterior, laplace_blocks
-from .modes import Mode, SeparableKernel, SpectralTerm, separate
+from .modes import DEFAULT_NUM_BASIS, Mode, SeparableKernel, SpectralTerm, separate
 from .penalty import PENALTIES, FrobeniusPenalty, Penalty
 from .posterior import Posterior, PosteriorCovariance
 from .source import TensorSource, TrainingData, as_source
 from .sums import Design
 from .warp import InputWarp
-
-#: Number of sines per dimension where the user gives none.
-DEFAULT_NUM_BASIS = 20
 
 #: Missing prior variance is tolerated up to this fraction of it.
 MAX_MISSING = 0.05
@@ -479,7 +476,7 @@ class TKRR(GP):
             self.compute_covariance()
         warped = self.warped(x)
         mean = self.mean_module(x) + posterior.mean(warped).to(x.dtype)
-        covariance = PosteriorCovariance(warped, posterior=posterior, out_dtype=x.dtype)
+        covariance = PosteriorCovariance(warped.to(x.dtype), posterior=posterior)
         missing = self._missing_variance(warped)
         if missing is not None:
             covariance = covariance + DiagLinearOperator(missing.to(x.dtype))
