@@ -6,21 +6,24 @@ Reference: Wesel & Batselier (2021), *Large-scale learning with Fourier features
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from .checkpoint import Checkpoint, as_checkpoint, fit_identity, move_tensors, require_same_fit
 from .conditional import Conditional, whitened_precision
 from .cp import CPWeights, clamped_exp
 from .errors import InputError
 from .evidence import FactorData, FactorEvidence, HyperparameterStep
 from .laplace import LaplacePosterior, laplace_blocks
 from .modes import SeparableKernel
+from .parallel import as_processes
 from .penalty import FrobeniusPenalty, Penalty
-from .progress import ProgressBar, progress_bar
+from .progress import progress_bar
 from .source import TrainingData
 from .sums import Design, FactorSums
 
@@ -59,6 +62,9 @@ def fit_als(
     seed: int | None = None,
     progress: bool = False,
     memory: int = 2 << 30,
+    group: Any = None,
+    checkpoint: Checkpoint | str | Path | None = None,
+    callback: Callable[[TKRR, int], object] | None = None,
 ) -> ALSResult:
     r"""
     Fit a CP-weight model by alternating least squares.
@@ -67,8 +73,9 @@ def fit_als(
     is continued from where it stands. Interrupting the fit (Ctrl-C) keeps what has been reached.
 
     :param model: The model; its posterior is replaced.
-    :param data: `(x, y)`, or an iterable of such batches that starts afresh each time; by default the training data of
-        the model.
+    :param data: `(x, y)`, tensors or arrays (also :class:`numpy.memmap`), or an iterable of such batches that starts
+        afresh each time: a DataLoader, a file opened by :func:`~gpytorch_tkrr.open_table`. By default the training data
+        of the model.
     :param new_rows: `(x, y)` to be appended to the training data of the model first.
     :param max_sweeps: Largest number of sweeps; there are `max_sweeps * 2 (D - 1) + 1` updates in all.
     :param rel_tol: Stop when a sweep improves the objective by less than this fraction; 0.0 never stops early.
@@ -80,6 +87,12 @@ def fit_als(
     :param seed: Seed of the random start.
     :param progress: Whether to show a progress bar (needs tqdm).
     :param memory: Bytes that may be used beyond the data to keep products over modes; what does not fit is recomputed.
+    :param group: A group of :mod:`torch.distributed` whose processes fit the model together: each passes rows of its
+        own as `data` (see :class:`~gpytorch_tkrr.Shard`), and all end with the same factors. None: this process alone.
+    :param checkpoint: A file, or a :class:`~gpytorch_tkrr.Checkpoint`, to go on from if the fit is stopped.
+    :param callback: Called as `callback(model, number)` after each factor update, to follow a fit. The model then holds
+        the weights reached so far: `model.posterior.mean(x)` are the values of f without the mean module. (`model(x)`
+        would compute the covariance each time, too.)
 
     Example:
         >>> import torch, gpytorch
@@ -107,16 +120,33 @@ def fit_als(
         )
     if new_rows is not None:
         model.append_train_data(*new_rows)
-    training = model.training_data(data)
+    processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
+    training = model.training_data(data, processes)
+    identity = fit_identity("fit_als", model, training.summary, seed=seed, penalty=repr(penalty), rel_tol=rel_tol,
+                            learn_hyperparameters=learn_hyperparameters)  # fmt: skip
+    require_same_fit(identity, processes)
+    saved = checkpoint.open(identity, processes)
     if learn_hyperparameters and not model.is_fitted:
         _start_scales(model, training.summary.variance)
     fit = _Fit(model, training, penalty, learn_hyperparameters, memory)
-    generator = torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())) if seed is None else seed)
-    fit.start(initial_factors, generator)
+    seed = processes.share(int(torch.randint(2**63 - 1, ())) if seed is None else seed)
+    generator = torch.Generator().manual_seed(seed)
     result = ALSResult()
-    bar = progress_bar(progress, max_sweeps * 2 * (fit.num_dims - 1) + 1, "ALS", "update")
+    if saved is None:
+        fit.start(initial_factors, generator)
+    else:
+        fit.restore(saved, result, generator)
+    num_updates = max_sweeps * 2 * (fit.num_dims - 1) + 1
+    bar = progress_bar(progress and processes.rank == 0, num_updates, "ALS", "update", done=len(result.objective))
+
+    def after_update() -> None:
+        bar.update(f"objective {result.objective[-1]:.6g}")
+        if callback is not None:
+            fit.store(None)
+            callback(model, len(result.objective))
+
     try:
-        _run(fit, result, max_sweeps, rel_tol, generator, bar)
+        _run(fit, result, max_sweeps, rel_tol, generator, after_update, checkpoint)
         fit.finish(result)
     except KeyboardInterrupt:
         result.message = f"Interrupted after {len(result.objective)} factor updates; the model holds what was reached."
@@ -155,39 +185,55 @@ def _at_noise_bound(model: TKRR) -> str:
 
 
 def _run(
-    fit: _Fit, result: ALSResult, max_sweeps: int, rel_tol: float, generator: torch.Generator, bar: ProgressBar
+    fit: _Fit,
+    result: ALSResult,
+    max_sweeps: int,
+    rel_tol: float,
+    generator: torch.Generator,
+    after_update: Callable[[], None],
+    checkpoint: Checkpoint,
 ) -> None:
     """The sweeps: update mode 0, then back and forth."""
     last = fit.num_dims - 1
     order = [*range(1, last + 1), *range(last - 1, -1, -1)] or [0]
     num_sweeps = max_sweeps if last > 0 or fit.step is not None else 0  # one dimension is solved by one update
-    fit.update(0, result.objective)
-    bar.update(f"objective {result.objective[-1]:.6g}")
-    restarts = 3 if last > 0 else 0
-    for sweep in range(num_sweeps):
+    if not result.objective:
+        fit.update(0, result.objective)
+        after_update()
+    while result.sweeps < num_sweeps and not result.converged:
         before = result.objective[-1]
         for d in order:
             fit.update(d, result.objective)
-            bar.update(f"objective {result.objective[-1]:.6g}")
+            after_update()
         result.sweeps += 1
         after = result.objective[-1]
-        if restarts and sweep + 1 < num_sweeps and after > (1 - 1e-9) * fit.total:  # nothing explained: another start
-            restarts -= 1
-            fit.restart(generator, after)
-            continue
-        if rel_tol > 0 and abs(before - after) <= rel_tol * abs(before):
-            result.converged = True
-            result.message = f"Converged: the last of {result.sweeps} sweeps changed the objective by < {rel_tol:g}."
-            return
-    if not num_sweeps and last == 0:
+        is_over = result.sweeps == num_sweeps
+        if last > 0 and fit.restarts and not is_over and after > (1 - 1e-9) * fit.total:
+            fit.restart(generator, after)  # nothing explained: another start
+        elif rel_tol > 0 and abs(before - after) <= rel_tol * abs(before):
+            is_over = result.converged = True
+        checkpoint.save(lambda: fit.state(result, generator), last=is_over)
+    if result.converged:
+        result.message = f"Converged: the last of {result.sweeps} sweeps changed the objective by < {rel_tol:g}."
+    elif not num_sweeps and last == 0:
         result.converged, result.message = True, "One input dimension: solved exactly by one update."
-        return
-    result.message = (
-        f"Stopped after {max_sweeps} sweeps; the last one improved the objective by "
-        f"{(before - after) / max(abs(before), 1e-300):.2g}. Call fit_als again to go on."
-        if num_sweeps
-        else "Stopped after the first update, as max_sweeps=0 asks."
-    )
+    elif not num_sweeps:
+        result.message = "Stopped after the first update, as max_sweeps=0 asks."
+    else:
+        before, after = result.objective[-1 - len(order)], result.objective[-1]
+        result.message = (
+            f"Stopped after {result.sweeps} sweeps; the last one improved the objective by "
+            f"{(before - after) / max(abs(before), 1e-300):.2g}. Call fit_als again to go on."
+        )
+
+
+@dataclass
+class _Memory:
+    """What the evidence of one factor needs: sums over the residuals, its raw factor, and the form of the penalty."""
+
+    sums: FactorSums
+    raw: Tensor
+    form: Tensor
 
 
 class _Fit:
@@ -202,7 +248,8 @@ class _Fit:
         self.marginals = self.design.marginals()
         self.total = math.inf  # the objective of zero weights
         self.step = self._hyperparameter_step() if learn_hyperparameters else None
-        self.evidences: dict[int, FactorEvidence] = {}
+        self.memories: dict[int, _Memory] = {}
+        self.restarts = 3
         self.fallback: tuple[CPWeights, list[Tensor], float] | None = None
         self.weights: CPWeights
         self.raw: list[Tensor]  # the factors' functions in the raw basis
@@ -249,6 +296,7 @@ class _Fit:
         """A random start near the constant function; present weights come back if its first update is no better."""
         if reached is not None:
             self.fallback = self.weights, self.raw, reached
+            self.restarts -= 1
         rank = self.model.rank
         pairs = zip(self.marginals, self.variances, strict=True)
         self._set([near_constant(*marginal, v, rank, generator) for marginal, v in pairs], False)
@@ -281,7 +329,7 @@ class _Fit:
         self.total = float(data.square)
         learn = self.step is not None and len(objective) >= 2 * self.num_dims - 1  # not before one plain sweep
         if self.step is not None:
-            self._remember(d, sums, current * self.variances[d].sqrt())
+            self.memories[d] = _Memory(sums, current * self.variances[d].sqrt(), self.penalty.form(weights, d))
         if learn:
             self._learn(d)
         strength, form = self.strength(), self.penalty.form(weights, d)
@@ -320,14 +368,14 @@ class _Fit:
         if objective and self.fallback is None:
             objective[-1] = square + float(self.strength() * self.penalty.value(self.weights))
 
-    def _remember(self, d: int, sums: FactorSums, raw: Tensor) -> None:
-        """Keep what the evidence of this factor needs; its sums are small until the Gram matrix is made of them."""
-        weights, form = self.weights, self.penalty.form(self.weights, d)
+    def _evidence(self, memory: _Memory) -> FactorEvidence:
+        """Sums stay small until the Gram matrix is made of them."""
+        weights = self.weights
 
         def prior(noise: Tensor, outputscale: Tensor) -> Tensor:
-            return self.penalty.strength_for(noise, outputscale, weights) / noise * form
+            return self.penalty.strength_for(noise, outputscale, weights) / noise * memory.form
 
-        self.evidences[d] = FactorEvidence(lambda: FactorData.from_residuals(sums, sums.gram(), raw), prior)
+        return FactorEvidence(lambda: FactorData.from_residuals(memory.sums, memory.sums.gram(), memory.raw), prior)
 
     def _learn(self, d: int) -> None:
         """Improve the hyperparameters by this factor's evidence; all functions stay as they are."""
@@ -335,13 +383,49 @@ class _Fit:
         sharers = self.step.sharers(d)
         if len(sharers) > 2 and d not in (sharers[0], sharers[-1]):
             return  # the sum over many modes is dear: twice per sweep is enough
-        self.step(d, self.evidences)
+        self.step(d, {k: self._evidence(memory) for k, memory in self.memories.items()})
         for k, mode in enumerate(self.separable.modes):
             new = mode.variances().detach()
             ratio = torch.where(new > 0, (self.variances[k] / new).sqrt(), torch.zeros_like(new))
             if not torch.equal(new, self.variances[k]):
                 self.weights.set_factor(k, self.weights.factors[k] * ratio.nan_to_num(posinf=0.0))
             self.variances[k] = new
+
+    def state(self, result: ALSResult, generator: torch.Generator) -> dict[str, Any]:
+        """What is needed to go on after a sweep."""
+        fallback = None if self.fallback is None else (*_weights_state(self.fallback[0]), *self.fallback[1:])
+        return {
+            "objective": list(result.objective),
+            "sweeps": result.sweeps,
+            "converged": result.converged,
+            "generator": generator.get_state(),
+            "restarts": self.restarts,
+            "weights": _weights_state(self.weights),
+            "raw": self.raw,
+            "variances": self.variances,
+            "fallback": fallback,
+            "memories": {d: (m.sums.pack(), m.raw, m.form) for d, m in self.memories.items()},
+            "parameters": [parameter.detach() for parameter in self.model.parameters()],
+        }
+
+    def restore(self, state: dict[str, Any], result: ALSResult, generator: torch.Generator) -> None:
+        """Go on from where :meth:`state` was asked for."""
+        result.objective, result.sweeps = list(state["objective"]), state["sweeps"]
+        result.converged = state["converged"]
+        generator.set_state(state["generator"])
+        device = self.variances[0].device
+        state = move_tensors(state, device)
+        self.restarts, self.raw, self.variances = state["restarts"], state["raw"], state["variances"]
+        self.weights = CPWeights(*state["weights"])
+        if state["fallback"] is not None:
+            factors, log_scales, raw, reached = state["fallback"]
+            self.fallback = CPWeights(factors, log_scales), raw, reached
+        for d, (packed, raw, form) in state["memories"].items():
+            sums = FactorSums.zeros(self.design.tables[d], self.model.rank, device).unpack(packed)
+            self.memories[d] = _Memory(sums, raw, form)
+        for parameter, value in zip(self.model.parameters(), state["parameters"], strict=True):
+            parameter.data.copy_(value)
+        self.design.reset()
 
     def finish(self, result: ALSResult) -> None:
         """The block Laplace approximation; its residuals give the final objective."""
@@ -363,6 +447,10 @@ class _Fit:
             noise = torch.as_tensor(square * scale**2 / self.training.summary.num_rows).to(weights.log_scales)
         posterior = LaplacePosterior(weights, self.variances, noise.detach().double(), blocks)
         self.model.set_posterior(posterior, self.penalty)
+
+
+def _weights_state(weights: CPWeights) -> tuple[list[Tensor], Tensor]:
+    return list(weights.factors), weights.log_scales
 
 
 def near_constant(gram: Tensor, mean: Tensor, variances: Tensor, rank: int, generator: torch.Generator) -> Tensor:

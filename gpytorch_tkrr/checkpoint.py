@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import CheckpointError
+from .errors import CheckpointError, InputError
 from .parallel import ONE_PROCESS, Processes
+from .source import Summary
 
 MAGIC = b"gpytorch_tkrr checkpoint 1\n"
 
@@ -120,13 +121,12 @@ class Checkpoint:
                 f"The checkpoint {self.path} holds more than tensors and numbers. {remedy}"
             ) from error
         saved = loaded["identity"]
-        for name in {**self._identity, **saved}:
-            here, there = self._identity.get(name), saved.get(name)
-            if not _same(here, there):
-                raise CheckpointError(
-                    f"The checkpoint {self.path} belongs to another fit: {name} was {_show(there)} and is now "
-                    f"{_show(here)}. {remedy}"
-                )
+        name = _difference(self._identity, saved)
+        if name is not None:
+            raise CheckpointError(
+                f"The checkpoint {self.path} belongs to another fit: {name} was {_show(saved.get(name))} and is now "
+                f"{_show(self._identity.get(name))}. {remedy}"
+            )
         return loaded["state"]
 
 
@@ -154,15 +154,60 @@ def as_checkpoint(checkpoint: Checkpoint | str | Path | None) -> Checkpoint:
     return checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
 
 
-def module_identity(module: nn.Module) -> dict[str, Any]:
+def fit_identity(kind: str, model: nn.Module, summary: Summary, **settings: Any) -> dict[str, Any]:
     """
-    What a model is known by: its structure and the values of its parameters and buffers.
+    What a fit is known by: its kind and settings, the data, the model before the fit changes it.
 
-    :param module: The model, before the fit changes it.
+    :param kind: The name of the fit function.
+    :param model: The model.
+    :param summary: The data.
+    :param settings: Numbers and strings.
     """
-    values = {f"model.{name}": tensor.detach().clone().cpu() for name, tensor in module.named_parameters()}
-    values.update({f"model.{name}": tensor.detach().clone().cpu() for name, tensor in module.named_buffers()})
-    return {"model": str(module), **values}
+    data = {f"data.{name}": getattr(summary, name) for name in ("num_rows", "num_dims", "mean", "variance")}
+    data.update({f"data.{name}": getattr(summary, name).cpu() for name in ("lower", "upper")})
+    values = {f"model.{name}": tensor.detach().clone().cpu() for name, tensor in model.named_parameters()}
+    values.update({f"model.{name}": tensor.detach().clone().cpu() for name, tensor in model.named_buffers()})
+    sizes = {f"model.{name}": getattr(model, name) for name in ("rank", "num_basis") if hasattr(model, name)}
+    return {"kind": kind, **settings, **data, **sizes, "model": str(model), **values}
+
+
+def require_same_fit(identity: Mapping[str, Any], processes: Processes) -> None:
+    """
+    An error, in all processes, where one of them fits something else.
+
+    :param identity: What the fit of this process is known by.
+    :param processes: The processes that take part.
+    """
+    first, *others = processes.gather(identity)
+    for rank, other in enumerate(others, start=1):
+        name = _difference(first, other)
+        if name is not None:
+            raise InputError(
+                f"Process {rank} fits something else than process 0: {name} is {_show(other.get(name))} there and "
+                f"{_show(first.get(name))} here. All processes must make the same model with the same settings; only "
+                "their rows differ."
+            )
+
+
+def move_tensors(value: Any, device: torch.device) -> Any:
+    """
+    The same nested lists, tuples and dictionaries with all tensors on a device.
+
+    :param value: What a checkpoint held.
+    :param device: The device.
+    """
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: move_tensors(item, device) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(move_tensors(item, device) for item in value)
+    return value
+
+
+def _difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> str | None:
+    """The first name whose values differ."""
+    return next((name for name in {**left, **right} if not _same(left.get(name), right.get(name))), None)
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -37,6 +37,7 @@ from .errors import (
 from .index_set import as_num_basis
 from .laplace import LaplacePosterior, laplace_blocks
 from .modes import DEFAULT_NUM_BASIS, Mode, SeparableKernel, SpectralTerm, separate
+from .parallel import ONE_PROCESS, Processes, as_processes
 from .penalty import PENALTIES, FrobeniusPenalty, Penalty
 from .posterior import Posterior, PosteriorCovariance
 from .source import TensorSource, TrainingData, as_source
@@ -254,11 +255,12 @@ class TKRR(GP):
     def _label_map(self) -> Any:
         return as_signs if isinstance(self.likelihood, BernoulliLikelihood) else None
 
-    def training_data(self, data: Any = None) -> TrainingData:
+    def training_data(self, data: Any = None, processes: Processes = ONE_PROCESS) -> TrainingData:
         """
         The data of a fit, checked, with the mean removed and scaled; also sets the default mean.
 
         :param data: As for :func:`~gpytorch_tkrr.fit_als`.
+        :param processes: The processes that take part, each with rows of its own.
         """
         if data is None and self.train_inputs is None:
             raise InputError("The model holds no training data. Pass data=(x, y), or call set_train_data first.")
@@ -269,7 +271,10 @@ class TKRR(GP):
                 "The likelihood has a noise variance for each row, which data=(x, y) cannot be matched with. Pass row "
                 "weights too: data=(x, y, noise.mean() / noise)."
             )
-        training = TrainingData(self._source() if data is None else as_source(data), targets=self._label_map())
+        source = self._source() if data is None else as_source(data)
+        parameter = next(self.parameters(), None)
+        device = None if parameter is None else parameter.device
+        training = TrainingData(source, targets=self._label_map(), processes=processes, device=device)
         known = self._known_num_dims()
         if known is not None and training.summary.num_dims != known:
             raise InputError(f"The data have {training.summary.num_dims} input dimensions; the model has {known}.")
@@ -433,15 +438,16 @@ class TKRR(GP):
         return self.posterior
 
     @torch.no_grad()
-    def compute_covariance(self, *, data: Any = None, memory: int = 2 << 30) -> None:
+    def compute_covariance(self, *, data: Any = None, group: Any = None, memory: int = 2 << 30) -> None:
         """
         Compute the posterior covariance around the present weights, in one more pass over the data.
 
         :param data: As for :func:`~gpytorch_tkrr.fit_als`; by default the training data.
+        :param group: As for :func:`~gpytorch_tkrr.fit_als`.
         :param memory: As for :func:`~gpytorch_tkrr.fit_als`.
         """
         posterior = self.posterior
-        training = self.training_data(data)
+        training = self.training_data(data, as_processes(group))
         separable = self.separate()
         design = Design(training, [mode.basis for mode in separable.modes], memory=memory)
         weights = posterior.weights.clone()

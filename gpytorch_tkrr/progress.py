@@ -31,7 +31,7 @@ class ProgressBar:
             self._bar.close()
 
 
-def progress_bar(progress: bool, total: int, description: str, unit: str) -> ProgressBar:
+def progress_bar(progress: bool, total: int, description: str, unit: str, *, done: int = 0) -> ProgressBar:
     """
     A bar on the screen where one is wanted.
 
@@ -39,6 +39,7 @@ def progress_bar(progress: bool, total: int, description: str, unit: str) -> Pro
     :param total: Number of steps.
     :param description: Stands before the bar.
     :param unit: What a step is.
+    :param done: Steps done before, by a fit that is resumed.
     """
     if not progress:
         return ProgressBar()
@@ -46,4 +47,4 @@ def progress_bar(progress: bool, total: int, description: str, unit: str) -> Pro
         from tqdm import tqdm
     except ImportError as error:
         raise ImportError("progress=True needs tqdm: pip install tqdm, or gpytorch_tkrr[progress].") from error
-    return ProgressBar(tqdm(total=total, desc=description, unit=unit))
+    return ProgressBar(tqdm(total=total, initial=done, desc=description, unit=unit))
