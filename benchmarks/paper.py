@@ -30,7 +30,6 @@ from .protocol import (
     mean_sd_lengthscale,
     mean_squared_error,
     misclassification,
-    predict_mean,
     split,
     tkrr_model,
     unit_scaler,
@@ -276,17 +275,19 @@ def trace_convergence(data: datasets.Dataset, experiment: Experiment) -> tuple[l
     theta = hyperparameters(data.task, parts)
     sizes = {"num_basis": experiment.num_basis, "rank": experiment.rank}
     model = tkrr_model(parts.train_x, parts.train_y, theta.lengthscale, **sizes)
-    loss: list[float] = []
+    factors = initial_factors(parts.train_x.shape[1], generator=generator, **sizes)
     errors: dict[str, list[float]] = {"training": [], "test": []}
-    for sweep in range(SWEEPS + 1):
-        # One sweep at a time; each call but the first begins with the factor that the last one ended with.
-        factors = None if sweep else initial_factors(parts.train_x.shape[1], generator=generator, **sizes)
-        penalty = tkrr.ColumnPenalty(theta.ridge)
-        result = tkrr.fit_als(model, max_sweeps=min(sweep, 1), rel_tol=0.0, penalty=penalty, initial_factors=factors)
-        loss += result.objective[min(sweep, 1) :]
-        errors["training"].append(misclassification(predict_mean(model, parts.train_x), parts.train_y))
-        errors["test"].append(misclassification(predict_mean(model, parts.test_x), parts.test_y))
-    return loss, errors
+
+    def record(model: tkrr.TKRR, update: int) -> None:
+        if (update - 1) % (2 * (model.num_dims - 1)) == 0:
+            errors["training"].append(misclassification(model.posterior.mean(parts.train_x), parts.train_y))
+            errors["test"].append(misclassification(model.posterior.mean(parts.test_x), parts.test_y))
+
+    penalty = tkrr.ColumnPenalty(theta.ridge)
+    result = tkrr.fit_als(
+        model, max_sweeps=SWEEPS, rel_tol=0.0, penalty=penalty, initial_factors=factors, callback=record
+    )
+    return result.objective, errors
 
 
 def draw_convergence(loss: list[float], errors: dict[str, list[float]], output: Path) -> None:

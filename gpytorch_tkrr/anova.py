@@ -84,8 +84,8 @@ def anova_kernel(
     """
     if num_dims < 1:
         raise SizeError(f"num_dims must be at least 1; got {num_dims}.")
-    centers = torch.as_tensor(center, dtype=torch.float64).expand(num_dims).tolist()
-    half_ranges = torch.as_tensor(half_range, dtype=torch.float64).expand(num_dims).tolist()
+    centers = _per_dimension("center", center, num_dims)
+    half_ranges = _per_dimension("half_range", half_range, num_dims)
     share = min(0.5, 2.0 / num_dims)  # of the linear and of the smooth function, beside a constant of 1
     factors: list[Kernel] = []
     for d, (middle, half) in enumerate(zip(centers, half_ranges, strict=True)):
@@ -100,3 +100,10 @@ def anova_kernel(
     kernel = ScaleKernel(ProductKernel(*factors) if num_dims > 1 else factors[0])
     kernel.outputscale = outputscale / (1 + share) ** num_dims
     return kernel
+
+
+def _per_dimension(name: str, value: float | Tensor, num_dims: int) -> list[float]:
+    tensor = torch.as_tensor(value, dtype=torch.float64).detach()
+    if tensor.dim() > 1 or tensor.numel() not in (1, num_dims):
+        raise SizeError(f"{name} must be a number or have {num_dims} entries; got shape {tuple(tensor.shape)}.")
+    return tensor.expand(num_dims).tolist()

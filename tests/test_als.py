@@ -10,6 +10,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr import als
+from gpytorch_tkrr.cp import squared_norm
 
 PENALTIES = [tkrr.FrobeniusPenalty(), tkrr.ColumnPenalty(), tkrr.FactorPenalty()]
 
@@ -214,6 +215,25 @@ def test_an_interrupted_fit_leaves_a_usable_model(monkeypatch):
     prediction = model.eval()(x)
     assert (prediction.mean - y).square().mean() < y.var()
     assert (prediction.variance > 0).all()  # computed when asked for
+
+
+def test_callback_sees_the_model_after_every_update():
+    x, y = make_data(num_dims=2)
+    model = make_model(x, y, mean_module=gpytorch.means.ZeroMean())
+    numbers, objective = [], []
+
+    def record(model, number):
+        numbers.append(number)
+        square = (y - model.posterior.mean(x)).square().sum()
+        objective.append(float(square + 1e-6 * squared_norm(model.posterior.weights)))
+
+    options = {"max_sweeps": 2, "rel_tol": 0.0, "seed": 0, "penalty": tkrr.FrobeniusPenalty(1e-6)}
+    result = tkrr.fit_als(model, callback=record, **options)
+    assert numbers == [1, 2, 3, 4, 5]
+    np.testing.assert_allclose(objective, result.objective, rtol=1e-9)
+    other = make_model(x, y, mean_module=gpytorch.means.ZeroMean())
+    tkrr.fit_als(other, **options)
+    torch.testing.assert_close(other.eval()(x).mean, model.eval()(x).mean)
 
 
 def test_progress_bar(monkeypatch, capsys):

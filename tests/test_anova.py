@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import gpytorch
+import pytest
 import torch
 
+from gpytorch_tkrr import SizeError
 from gpytorch_tkrr.anova import CenteredLinearKernel, anova_kernel
 
 
@@ -33,3 +35,9 @@ def test_centered_linear_kernel_travels_in_the_state_dict():
     assert float(other.center) == 2.5
     x = torch.rand(4, 1)
     torch.testing.assert_close(kernel(x)[:2, 1:].to_dense(), (kernel.variance * (x[:2] - 2.5) * (x[1:] - 2.5).mT))
+
+
+@pytest.mark.parametrize("name", ["center", "half_range"])
+def test_sizes_are_checked(name):
+    with pytest.raises(SizeError, match=rf"{name} must be a number or have 3 entries; got shape \(2,\)"):
+        anova_kernel(3, **{name: torch.ones(2)})
