@@ -92,6 +92,8 @@ def _plot(curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
         values, seconds = zip(*curve, strict=True)
         axis.loglog(values, seconds, "o-", label=f"slope {_slope(curve):.2f}")
         axis.loglog(values, [seconds[0] * value / values[0] for value in values], "--", color="0.6", label="linear")
+        axis.set_xticks(values, [f"{value:,}" for value in values], rotation=45)
+        axis.minorticks_off()
         axis.set_xlabel(name)
         axis.legend()
     axes[0].set_ylabel("seconds per pass over the factors")

@@ -162,6 +162,12 @@ def fit_als(
 
 def _start_scales(model: TKRR, variance: float) -> None:
     """Bring noise and output scale near the targets' variance where they are orders of magnitude away from it."""
+    for parameter in (*model.likelihood.parameters(), *model.covar_module.parameters()):
+        if parameter.requires_grad and not 1e3 * variance < torch.finfo(parameter.dtype).max:
+            raise InputError(
+                f"The variance of the targets, {variance:.2g}, is too large for hyperparameters of dtype "
+                f"{parameter.dtype}. Scale the targets down, or make kernel and likelihood float64 by .double()."
+            )
     noise = getattr(getattr(model.likelihood, "noise_covar", None), "raw_noise", None)
     if noise is not None and noise.requires_grad and not 1e-4 <= float(model.noise()) / variance <= 10.0:
         constraint = model.likelihood.noise_covar.raw_noise_constraint

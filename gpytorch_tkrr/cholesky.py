@@ -20,9 +20,27 @@ def robust_cholesky(matrix: Tensor) -> Tensor:
     :param matrix: `(..., M, M)`, symmetric.
     :return: `(..., M, M)`.
     """
+    factor, jitter = jittered_cholesky(matrix)
+    if jitter > 1e-10:
+        warnings.warn(
+            f"A matrix was not numerically positive definite; {jitter:.0e} of its diagonal was added. The noise is "
+            "probably too small for the data.",
+            NumericalWarning,
+            stacklevel=2,
+        )
+    return factor
+
+
+def jittered_cholesky(matrix: Tensor) -> tuple[Tensor, float]:
+    """
+    As :func:`robust_cholesky`, without a warning.
+
+    :param matrix: `(..., M, M)`, symmetric.
+    :return: `(..., M, M)`, and the largest jitter, relative to the diagonal, that was added.
+    """
     factor, info = torch.linalg.cholesky_ex(matrix)
     if not info.any():
-        return factor
+        return factor, 0.0
     if not torch.isfinite(matrix).all():
         raise NotPSDError("The matrix to be factorised holds NaN or infinite values.")
     diagonal = matrix.diagonal(dim1=-2, dim2=-1).detach().abs()
@@ -30,12 +48,5 @@ def robust_cholesky(matrix: Tensor) -> Tensor:
         jitter = torch.where((info > 0).unsqueeze(-1), 10.0**exponent * diagonal, torch.zeros_like(diagonal))
         factor, failed = torch.linalg.cholesky_ex(matrix + torch.diag_embed(jitter))
         if not failed.any():
-            if exponent > -10:
-                warnings.warn(
-                    f"A matrix was not numerically positive definite; 1e{exponent} of its diagonal was added. The "
-                    "noise is probably too small for the data.",
-                    NumericalWarning,
-                    stacklevel=2,
-                )
-            return factor
+            return factor, 10.0**exponent
     raise NotPSDError("The matrix is not positive definite, even after adding 1e-4 of its diagonal.")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .cholesky import jittered_cholesky
 from .errors import InputError
 
 
@@ -47,12 +48,7 @@ class Conditional:
         scaled = precision * self.scale.unsqueeze(-1) * self.scale
         if not bool(torch.isfinite(scaled.detach()).all()):
             raise InputError("The sums over the data overflowed. Are inputs or targets of extreme magnitude?")
-        factor, info = torch.linalg.cholesky_ex(scaled)
-        self.jitter = 0.0
-        while bool(info != 0):
-            self.jitter = max(10 * self.jitter, 1e-15 * precision.shape[0])
-            factor, info = torch.linalg.cholesky_ex(scaled + self.jitter * torch.eye(*scaled.shape).to(scaled))
-        self.factor = factor
+        self.factor, self.jitter = jittered_cholesky(scaled)
 
     @classmethod
     def from_factor(cls, factor: Tensor, scale: Tensor) -> Conditional:

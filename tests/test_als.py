@@ -11,6 +11,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr import als
 from gpytorch_tkrr.cp import squared_norm
+from gpytorch_tkrr.errors import InputError
 
 PENALTIES = [tkrr.FrobeniusPenalty(), tkrr.ColumnPenalty(), tkrr.FactorPenalty()]
 
@@ -474,3 +475,12 @@ def test_requests_that_make_no_sense():
         tkrr.fit_als(model, new_rows=(x[:, :1], y))
     with pytest.raises(tkrr.InputError, match="tensors"):
         tkrr.fit_als(model, data=[(x.numpy(), y.numpy())])
+
+
+def test_targets_too_large_for_the_hyperparameters_to_be_learned_are_refused():
+    x, y = make_data(num_dims=2)
+    model = tkrr.TKRR(x.float(), 1e20 * y.float(), gpytorch.likelihoods.GaussianLikelihood(), rank=2, num_basis=5)
+    with pytest.raises(InputError, match=r"variance of the targets, .* too large for .*float32"):
+        tkrr.fit_als(model, learn_hyperparameters=True, max_sweeps=2, seed=0)
+    tkrr.fit_als(model, max_sweeps=2, seed=0)
+    assert torch.isfinite(model.eval()(x.float()).mean).all()
