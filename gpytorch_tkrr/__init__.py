@@ -10,6 +10,7 @@ from typing import Any as _Any
 
 from .als import ALSResult, fit_als
 from .anova import CenteredLinearKernel, anova_kernel
+from .checkpoint import Checkpoint
 from .comparison import Comparison, compare
 from .distribution import ReducedRankNormal
 from .domain import Domain
@@ -53,6 +54,7 @@ __all__ = [
     "ArraySource",
     "CSVSource",
     "CenteredLinearKernel",
+    "Checkpoint",
     "CheckpointError",
     "ColumnPenalty",
     "Comparison",
