@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy.special
 import torch
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
+from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
 from .als import near_constant
@@ -20,6 +22,8 @@ from .errors import ConvergenceWarning, InputError
 from .hyperparameters import Hyperparameters
 from .inference_data import draws_to_arviz
 from .laplace import LaplacePosterior
+from .modes import DEFAULT_NUM_BASIS, count_per_dimension, separate
+from .probit import as_signs
 from .progress import ProgressBar, progress_bar
 from .sampler import GibbsSampler, GibbsState, NoiseModel
 from .source import TrainingData
@@ -30,6 +34,10 @@ if TYPE_CHECKING:
 
 #: Chains are said to disagree where a split R-hat is larger than this.
 MAX_RHAT = 1.1
+
+#: Where the user has given no number of sines, as many are taken as leave out this fraction of the prior variance, a
+#: quarter more, and at least and at most so many.
+TAIL, MIN_NUM_BASIS, MAX_NUM_BASIS = 1e-4, 4, 48
 
 #: Training rows whose function values are watched for convergence.
 NUM_WATCHED = 50
@@ -59,6 +67,8 @@ class GibbsResult:
         """A table: mean, standard deviation, 95 % interval, R-hat and effective sample size of each quantity."""
         rows: list[tuple[str, ...]] = [("", "mean", "sd", "2.5 %", "97.5 %", "R-hat", "ESS")]
         for name, values in {"noise": self.posterior.noise, **self.posterior.hyperparameters}.items():
+            if name not in self.rhat:
+                continue
             low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=values.dtype, device=values.device))
             numbers = (values.mean(), values.std(), low, high)
             tail = (f"{self.rhat[name]:.3f}", f"{self.ess[name]:.0f}")
@@ -75,7 +85,8 @@ class GibbsResult:
 
     def log_predictive_density(self, x: Tensor, y: Tensor) -> Tensor:
         r"""
-        :math:`\log \frac1S \sum_s N(y; f_s(x), s^2_s)`, the log density of the predictive mixture.
+        :math:`\log \frac1S \sum_s N(y; f_s(x), s^2_s)`, the log density of the predictive mixture; with a
+        BernoulliLikelihood :math:`\log \frac1S \sum_s \Phi(\pm f_s(x))`.
 
         :param x: Inputs `(n, D)`.
         :param y: Targets `(n,)`.
@@ -83,8 +94,11 @@ class GibbsResult:
         """
         with torch.no_grad():
             f = self.model.draws(x).double()  # (S, n)
-            noise = self.posterior.noise.unsqueeze(-1)
-            log_density = -0.5 * (torch.log(2 * math.pi * noise) + (y.double() - f) ** 2 / noise)
+            if isinstance(self.model.likelihood, BernoulliLikelihood):
+                log_density = torch.special.log_ndtr(as_signs(y) * f)
+            else:
+                noise = self.posterior.noise.unsqueeze(-1)
+                log_density = -0.5 * (torch.log(2 * math.pi * noise) + (y.double() - f) ** 2 / noise)
             return torch.logsumexp(log_density, 0) - math.log(f.shape[0])
 
     def to_arviz(self, data: Any = None, *, seed: int | None = None) -> Any:
@@ -145,10 +159,6 @@ def fit_gibbs(
         >>> likelihood(model.eval()(x)).mean.shape, model.draws(x).shape
         (torch.Size([100]), torch.Size([20, 100]))
     """
-    if not isinstance(model.likelihood, GaussianLikelihood):
-        raise InputError(
-            f"fit_gibbs takes a model with a GaussianLikelihood; got a {type(model.likelihood).__name__}. Use fit_als."
-        )
     if num_draws < 4 or num_warmup < 0 or num_chains < 1:
         raise ValueError(
             f"num_draws must be at least 4, num_warmup at least 0 and num_chains at least 1; got {num_draws}, "
@@ -185,15 +195,15 @@ class _Fit:
     """What all chains of a fit have in common."""
 
     def __init__(self, model: TKRR, training: TrainingData, earlier: Any, memory: int):
-        self.model, self.training, self.earlier = model, training, earlier
-        self.separable = model.separate()
+        self.model, self.training, self.earlier, self.memory = model, training, earlier, memory
+        self.offset = _probit_offset(model, training) if isinstance(model.likelihood, BernoulliLikelihood) else None
+        self._build()
         self.num_dims = len(self.separable.modes)
         summary = training.summary
         centers = earlier.resume["centers"] if isinstance(earlier, DrawsPosterior) else None
         with torch.enable_grad():
             half_range = (summary.upper - summary.lower) / 2
             self.hyperparameters = Hyperparameters(model.covar_module, self.separable, half_range, centers)
-        self.design = Design(training, [mode.basis for mode in self.separable.modes], memory=memory)
         fraction = torch.linspace(0, 1, 33, dtype=torch.float64, device=summary.lower.device)
         self.grids = [a + fraction * (b - a) for a, b in zip(summary.lower, summary.upper, strict=True)]
         self.all_slots = range(len(self.hyperparameters.slots))
@@ -201,20 +211,27 @@ class _Fit:
         self.noise_model = _noise_model(model.likelihood, training.scale**2)
         self.share = training.scale ** (1 / self.num_dims)  # of the targets' scale in each factor
 
+    def _build(self) -> None:
+        """What depends on the number of functions."""
+        self.separable = self.model.separate()
+        self.design = Design(self.training, [mode.basis for mode in self.separable.modes], memory=self.memory)
+
     def chain(self, number: int, rng: np.random.Generator, num_warmup: int, num_draws: int, bar: ProgressBar) -> _Chain:
         """Run one chain."""
         hyper = self.hyperparameters
         state = self._initial_state(number, rng)
-        sampler = GibbsSampler(
-            self.design, self.separable, hyper, self.training.scale**2, self.noise_model, self.grids, rng,
-            rank=self.model.rank,
-        )  # fmt: skip
-        self.design.reset()
+        sampler = self._sampler(rng)
         factors: list[list[Tensor]] = [[] for _ in range(self.num_dims)]
         noise, values, energies = [], [], []
         forth = range(self.num_dims)
         done = self.earlier.resume["chains"][number]["sweeps"] if isinstance(self.earlier, DrawsPosterior) else 0
         for sweep in range(num_warmup + num_draws):
+            if 0 < sweep == num_warmup // 2 or 0 < sweep == num_warmup:
+                self._drop_dead(state, sampler.energies)
+                sampler = self._sampler(rng)
+            if 0 < sweep in (num_warmup // 4, num_warmup // 2) and number == 0 and self.model.adapts_num_basis:
+                self._adapt_num_basis(state)
+                sampler = self._sampler(rng)
             order = forth if (done + sweep) % 2 == 0 else forth[::-1]
             sampler.sweep(state, order, adapt=min(0.5, 5 / (sweep + 5)) if sweep < num_warmup else 0.0)
             bar.update(f"noise {state.noise * self.training.scale**2:.4g}")
@@ -231,13 +248,49 @@ class _Fit:
             "rng": rng.bit_generator.state,
             "sweeps": done + num_warmup + num_draws,
         }
+        missing = self.model.rank - len(state.precisions)  # components that have been dropped are zero
         return _Chain(
-            [torch.stack(kept) for kept in factors],
+            [torch.nn.functional.pad(torch.stack(kept), (0, 0, 0, missing)) for kept in factors],
             torch.tensor(noise, dtype=torch.float64, device=state.precisions.device),
             torch.stack(values).to(state.precisions.device),
-            torch.stack(energies),
+            torch.nn.functional.pad(torch.stack(energies), (0, missing)),
             resume,
         )
+
+    def _sampler(self, rng: np.random.Generator) -> GibbsSampler:
+        self.design.reset()
+        return GibbsSampler(
+            self.design,
+            self.separable,
+            self.hyperparameters,
+            self.training.scale**2,
+            self.noise_model,
+            self.grids,
+            rng,
+            rank=self.model.rank,
+            offset=self.offset,
+        )
+
+    def _drop_dead(self, state: GibbsState, energies: Tensor) -> None:
+        """Drop components whose values at all rows together are smaller than the noise of one; keep at least one."""
+        alive = energies * self.training.summary.num_rows > state.noise
+        alive[energies.argmax()] = True
+        state.factors = [factor[alive] for factor in state.factors]
+        state.precisions, state.log_scales = state.precisions[alive], state.log_scales[:, alive]
+
+    def _adapt_num_basis(self, state: GibbsState) -> None:
+        """As many sines in each mode as its present lengthscale needs, and no more than it has distinct values."""
+        assert self.model.covar_module is not None and self.model.domain is not None
+        model, old = self.model, count_per_dimension(self.model.num_basis, self.num_dims)
+        most = [count if count < DEFAULT_NUM_BASIS else MAX_NUM_BASIS for count in old]
+        wide = separate(model.covar_module, model.domain, most, self.num_dims).modes
+        model.num_basis = tuple(
+            min(max(math.ceil(1.25 * needed), MIN_NUM_BASIS), limit)
+            for needed, limit in zip((mode.num_sines_for(TAIL) for mode in wide), most, strict=True)
+        )
+        self._build()
+        for d, (factor, mode) in enumerate(zip(state.factors, self.separable.modes, strict=True)):
+            state.factors[d] = torch.nn.functional.pad(factor, (0, mode.num_functions - factor.shape[1]))
 
     def _initial_state(self, number: int, rng: np.random.Generator) -> GibbsState:
         """Where an earlier chain stopped, an earlier ALS fit, or components near the constant function."""
@@ -247,7 +300,8 @@ class _Fit:
             hyper.set(self.all_slots, resume["coordinates"])
             rng.bit_generator.state = resume["rng"]
             last = int((earlier.chains == number).nonzero()[-1])
-            factors = [factor[last] / self.share for factor in earlier.factors]
+            alive = len(resume["precisions"])
+            factors = [factor[last, :alive] / self.share for factor in earlier.factors]
             noise = float(earlier.noise[last]) / self.training.scale**2
             return GibbsState(factors, noise, resume["precisions"].clone(), resume["steps"].clone())
         hyper.set(self.all_slots, self.start)
@@ -291,7 +345,9 @@ class _Fit:
     def _diagnose(self, posterior: DrawsPosterior, num_chains: int) -> tuple[dict[str, float], dict[str, float]]:
         batch = next(iter(self.training))
         rows = torch.linspace(0, batch.num_rows - 1, min(NUM_WATCHED, batch.num_rows)).long()
-        quantities = {"noise": posterior.noise, **posterior.hyperparameters, "f": posterior.draws(batch.x[rows])}
+        quantities = {**posterior.hyperparameters, "f": posterior.draws(batch.x[rows])}
+        if self.noise_model.is_free:
+            quantities["noise"] = posterior.noise
         rhat, ess = {}, {}
         for name, values in quantities.items():
             array = np.stack([values[posterior.chains == number].cpu().numpy() for number in range(num_chains)])
@@ -305,12 +361,11 @@ def _verdict(posterior: DrawsPosterior, num_chains: int, rhat: dict[str, float],
         f"{posterior.num_draws} draws of {num_chains} chain(s), rank {posterior.rank}, "
         f"{min(sizes)} to {max(sizes)} functions per dimension."
     )
-    worst = max(rhat["f"], rhat["noise"])
+    worst = max(rhat["f"], rhat.get("noise", 1.0))
     if num_chains > 1 and worst > MAX_RHAT:
         warnings.warn(
-            f"The chains disagree: split R-hat is {rhat['f']:.2f} for function values and {rhat['noise']:.2f} for the "
-            f"noise, above {MAX_RHAT}. Raise num_warmup and num_draws; the pooled draws still cover what the chains "
-            "found.",
+            f"The chains disagree: split R-hat of function values and noise is up to {worst:.2f}, above {MAX_RHAT}. "
+            "Raise num_warmup and num_draws; the pooled draws still cover what the chains found.",
             ConvergenceWarning,
             stacklevel=4,
         )
@@ -318,8 +373,24 @@ def _verdict(posterior: DrawsPosterior, num_chains: int, rhat: dict[str, float],
     return message
 
 
-def _noise_model(likelihood: GaussianLikelihood, unit: float) -> NoiseModel:
+def _probit_offset(model: TKRR, training: TrainingData) -> float:
+    """The mean of f in a probit model; training data become the labels themselves."""
+    if not isinstance(model.mean_module, (ConstantMean, ZeroMean)):
+        raise InputError(
+            "With a BernoulliLikelihood fit_gibbs takes a model with a ConstantMean or a ZeroMean; got a "
+            f"{type(model.mean_module).__name__}."
+        )
+    if model.fits_mean:  # the share of the class +1, kept away from 0 and 1
+        share = min(max((training.summary.mean + 1) / 2, 0.01), 0.99)
+        model.mean_module.initialize(constant=float(scipy.special.ndtri(share)))
+    training.mean, training.scale = None, 1.0
+    return float(model.mean_module(training.summary.sample[:1]).sum())
+
+
+def _noise_model(likelihood: Any, unit: float) -> NoiseModel:
     """How the noise is drawn, in units of the scaled targets."""
+    if not isinstance(likelihood, GaussianLikelihood):
+        return NoiseModel(False, 0.0, math.inf)
     covar = likelihood.noise_covar
     constraint = covar.raw_noise_constraint
     log_prior = None

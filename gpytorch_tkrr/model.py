@@ -40,6 +40,7 @@ from .modes import DEFAULT_NUM_BASIS, Mode, SeparableKernel, SpectralTerm, separ
 from .parallel import ONE_PROCESS, Processes, as_processes
 from .penalty import PENALTIES, FrobeniusPenalty, Penalty
 from .posterior import Posterior, PosteriorCovariance
+from .probit import as_signs
 from .source import TensorSource, TrainingData, as_source
 from .sums import Design
 from .warp import InputWarp
@@ -411,6 +412,20 @@ class TKRR(GP):
         x = x.unsqueeze(-1) if x.dim() == 1 else x
         return self.mean_module(x) + posterior.draws(self.warped(x)).to(x.dtype)
 
+    def class_probabilities(self, x: Tensor) -> Tensor:
+        r"""
+        The probability of the class 1 after :func:`~gpytorch_tkrr.fit_gibbs` with a BernoulliLikelihood: the mean of
+        :math:`\Phi(f_s(x))` over the draws. (``likelihood(model(x))`` replaces the draws by a Gaussian.)
+
+        :param x: Inputs `(..., n, D)`.
+        :return: `(..., n)`.
+        """
+        if not isinstance(self.likelihood, BernoulliLikelihood):
+            raise InputError(
+                f"Class probabilities need a BernoulliLikelihood; the model has a {type(self.likelihood).__name__}."
+            )
+        return torch.special.ndtr(self.draws(x)).mean(0)
+
     def warped(self, x: Tensor) -> Tensor:
         """
         Inputs as kernel, box and posterior see them.
@@ -575,21 +590,6 @@ class TKRR(GP):
             self.set_posterior(self._posterior.to(self.domain.center.device))
             self.is_stale = stale
         return self
-
-
-def as_signs(y: Tensor) -> Tensor:
-    """
-    Class labels {0, 1} or {-1, +1} as numbers -1 and +1.
-
-    :param y: Labels `(N,)`.
-    """
-    y = y.double()
-    if ((y == 0) | (y == 1)).all():
-        return 2 * y - 1
-    if ((y == -1) | (y == 1)).all():
-        return y
-    values = y.unique()[:5].tolist()
-    raise InputError(f"With a BernoulliLikelihood targets must be 0 and 1, or -1 and +1; got {values}.")
 
 
 def _checked(x: Tensor, y: Tensor) -> tuple[tuple[Tensor], Tensor]:

@@ -24,6 +24,9 @@ from .domain import Domain
 from .errors import SizeError, UnsupportedKernelError
 from .spectral import has_density, marginal_density
 
+#: Number of sines per dimension where the user gives none.
+DEFAULT_NUM_BASIS = 20
+
 
 class Term(ABC):
     """One summand of a one-dimensional kernel: functions of one variable and their prior variances."""
@@ -246,6 +249,19 @@ class Mode:
         :return: `(...)`, float64.
         """
         return self.basis(x).square() @ self.variances()
+
+    def num_sines_for(self, tail: float) -> int:
+        """
+        How many of its sines a mode needs at the present hyperparameters.
+
+        :param tail: The fraction of the prior variance of all its sines that may be left out.
+        """
+        term = self.terms[-1]
+        if not isinstance(term.basis, SineBasis):
+            return 1
+        variances = term.variances()
+        left_out = variances.sum() - variances.cumsum(0)
+        return int((left_out > tail * variances.sum()).sum()) + 1
 
     def spectral_terms(self) -> list[SpectralTerm]:
         """The stationary summands, without their scales."""

@@ -38,7 +38,8 @@ from .conditional import Conditional
 from .evidence import FactorData
 from .hyperparameters import Hyperparameters
 from .modes import SeparableKernel
-from .sums import Design
+from .probit import truncated_noise
+from .sums import Design, Residual
 
 #: Shape of the Gamma prior of the components' precisions.
 TAU_SHAPE = 2.0
@@ -189,6 +190,7 @@ class GibbsSampler:
     :param grids: Points of each mode, over the data's range, where its prior variance must be represented.
     :param rng: Source of random numbers.
     :param rank: R that the prior was set up for, also after dead components have been dropped.
+    :param offset: The mean of f in a probit model, whose targets are the labels :math:`\\pm 1`; None for regression.
     :param num_moves: Metropolis steps per visit of a mode.
     """
 
@@ -203,6 +205,7 @@ class GibbsSampler:
         rng: np.random.Generator,
         *,
         rank: int,
+        offset: float | None = None,
         num_moves: int = 2,
     ):
         self.precision_rate = TAU_SHAPE * rank ** (-1 / len(separable.modes))
@@ -213,13 +216,20 @@ class GibbsSampler:
             rng,
             num_moves,
         )
-        self.grids = list(grids)
+        self.grids, self.offset = list(grids), offset
         self.squares = [mode.basis(grid).square() for mode, grid in zip(separable.modes, grids, strict=True)]
         self.num_dims = len(separable.modes)
         self.variances: list[Tensor] = [torch.empty(0)] * self.num_dims
         self.prior_factor = 1.0  # the share of the output scale in the prior variance of each mode's weights
         self.energies = torch.zeros(rank, dtype=torch.float64)  # mean square of each component over the data
         self.refresh()
+
+    def _residual(self) -> Residual:
+        """Targets minus f: data, or fresh latent targets of a probit model."""
+        if self.offset is None:
+            return lambda y, f, first_row: y - f
+        key, offset = int(self.rng.integers(2**62)), self.offset
+        return lambda y, f, first_row: truncated_noise(y, offset + f, first_row, key)
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.from_numpy(self.rng.standard_normal(shape)).to(self.grids[0].device)
@@ -262,7 +272,7 @@ class GibbsSampler:
         :param move_scale: Whether to move the output scale too, which all modes share.
         """
         factors = state.factors
-        sums = self.design.sums(d, factors, torch.ones_like(state.precisions))
+        sums = self.design.sums(d, factors, torch.ones_like(state.precisions), self._residual())
         gram = sums.gram()
         data = FactorData.from_residuals(sums, gram, factors[d])
         rhs = data.rhs

@@ -14,7 +14,7 @@ the other columns to the nodes of cells (see :mod:`.cells`). Arrays are rank-maj
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,6 +34,9 @@ MAX_CELL_RANK = 12
 
 #: Bytes for each row of a column that is divided into cells.
 CELL_BYTES = 20
+
+
+Residual = Callable[[Tensor, Tensor, int], Tensor]
 
 
 @dataclass
@@ -303,7 +306,9 @@ class Design:
             self._marginals = [(sums.gram()[0, :, 0] / sums.square, sums.rhs[0] / sums.square) for sums in totals]
         return self._marginals
 
-    def sums(self, d: int, factors: Sequence[Tensor], scale: Tensor) -> FactorSums:
+    def sums(
+        self, d: int, factors: Sequence[Tensor], scale: Tensor, residual: Residual = lambda y, f, first_row: y - f
+    ) -> FactorSums:
         r"""
         The sums of one factor, with the residual :math:`t = y - f` of the current model as target.
 
@@ -311,8 +316,11 @@ class Design:
         :param factors: Raw factors :math:`a_k`, D tensors `(R, M_k)`. Since the last call only the factor that call was
             for may have changed, else call :meth:`reset` first.
         :param scale: Scales of the components `(R,)`: :math:`f(x) = \sum_r s_r \prod_k \phi_k(x_k)^\top a_{kr}`.
+        :param residual: t from y and f of a batch `(n,)` and the number of its first row among the rows of all
+            processes.
         """
         rank = factors[0].shape[0]
+        first_row = self.batches.first_row
         total = FactorSums.zeros(self.tables[d], rank, scale.device)
         left = self.memory - self._spent
         per_row = 8 * rank * (len(factors) - 1) + (CELL_BYTES * len(factors) if rank <= MAX_CELL_RANK else 0)
@@ -324,7 +332,8 @@ class Design:
                 p, values = rows.move(d, factors, scale)
             else:
                 p, values = rows.products(d, factors, scale)
-            rows.add_to(total, d, p, rows.batch.y - values)
+            rows.add_to(total, d, p, residual(rows.batch.y, values, first_row))
+            first_row += rows.batch.num_rows
         return total.unpack(self.batches.processes.sum(total.pack()))
 
     def _rows(self) -> Iterator[_Rows]:

@@ -66,7 +66,8 @@ class _Problem:
 
     rank, num_dims, num_rows = 2, 2, 12
 
-    def __init__(self, share_lengthscale: bool):
+    def __init__(self, share_lengthscale: bool, offset: float | None = None):
+        self.offset = offset
         smooth = [RBFKernel(active_dims=(d,)) for d in range(self.num_dims)]
         if share_lengthscale:
             smooth[1].raw_lengthscale = smooth[0].raw_lengthscale
@@ -86,7 +87,7 @@ class _Problem:
         half_range = torch.full((self.num_dims,), 0.5, dtype=torch.float64)
         self.hyper = Hyperparameters(self.kernel, self.separable, half_range)
         self.x = torch.rand(self.num_rows, self.num_dims, dtype=torch.float64)
-        self.noise_model = NoiseModel(True, 1e-6, math.inf, self.log_noise_prior)
+        self.noise_model = NoiseModel(offset is None, 1e-6, math.inf, self.log_noise_prior)
         self.grids = [torch.linspace(0, 1, 9, dtype=torch.float64)] * self.num_dims
 
     @staticmethod
@@ -95,7 +96,17 @@ class _Problem:
 
     def sampler(self, y: torch.Tensor, rng: np.random.Generator) -> GibbsSampler:
         design = Design(TrainingData(TensorSource(self.x, y)), [mode.basis for mode in self.separable.modes])
-        return GibbsSampler(design, self.separable, self.hyper, 1.0, self.noise_model, self.grids, rng, rank=self.rank)
+        return GibbsSampler(
+            design,
+            self.separable,
+            self.hyper,
+            1.0,
+            self.noise_model,
+            self.grids,
+            rng,
+            rank=self.rank,
+            offset=self.offset,
+        )
 
     def draw_prior(self, rng: np.random.Generator) -> GibbsState:
         """Hyperparameters (set on the kernel) and state from the prior, without what the box cannot represent."""
@@ -113,7 +124,7 @@ class _Problem:
             / precisions.unsqueeze(-1).sqrt()
             for v in sampler.variances
         ]
-        noise = float(scipy.stats.lognorm(0.5, scale=0.2).rvs(random_state=rng))
+        noise = float(scipy.stats.lognorm(0.5, scale=0.2).rvs(random_state=rng)) if self.offset is None else 1.0
         return GibbsState(factors, noise, precisions, torch.full((len(index),), -0.7, dtype=torch.float64))
 
     def values(self, factors: list[torch.Tensor]) -> torch.Tensor:
@@ -134,22 +145,23 @@ class _Problem:
         ]
 
 
-@pytest.mark.parametrize("share_lengthscale", [False, True])
+@pytest.mark.parametrize("share_lengthscale, offset", [(False, None), (True, None), (False, 0.3)])
 @torch.no_grad()
-def test_sampler_leaves_the_joint_distribution_invariant(share_lengthscale):
+def test_sampler_leaves_the_joint_distribution_invariant(share_lengthscale, offset):
     """
     Draw parameters from the prior and data from the model, then sweep: the parameters must still have the prior's
-    distribution (simulation-based calibration with one step; Geweke, 2004).
+    distribution (simulation-based calibration with one step; Geweke, 2004). With an offset the data are labels.
     """
     with torch.enable_grad():
-        problem = _Problem(share_lengthscale)
+        problem = _Problem(share_lengthscale, offset)
     rng = np.random.default_rng(1)
     before, after = [], []
     for _ in range(250):
         before.append(problem.statistics(problem.draw_prior(rng)))
         state = problem.draw_prior(rng)
         noise = torch.from_numpy(rng.standard_normal(problem.num_rows)) * math.sqrt(state.noise)
-        sampler = problem.sampler(problem.values(state.factors) + noise, rng)
+        y = problem.values(state.factors) + noise
+        sampler = problem.sampler(y if offset is None else torch.sign(y + offset), rng)
         for sweep in range(3):
             sampler.sweep(state, range(problem.num_dims) if sweep % 2 else range(problem.num_dims - 1, -1, -1))
         after.append(problem.statistics(state))
