@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -44,7 +45,8 @@ def jittered_cholesky(matrix: Tensor) -> tuple[Tensor, float]:
     if not torch.isfinite(matrix).all():
         raise NotPSDError("The matrix to be factorised holds NaN or infinite values.")
     diagonal = matrix.diagonal(dim1=-2, dim2=-1).detach().abs()
-    for exponent in range(-14, -3):
+    rounding = math.ceil(math.log10(1e-15 * matrix.shape[-1]))  # less would not help a large matrix
+    for exponent in range(max(-14, rounding), -3):
         jitter = torch.where((info > 0).unsqueeze(-1), 10.0**exponent * diagonal, torch.zeros_like(diagonal))
         factor, failed = torch.linalg.cholesky_ex(matrix + torch.diag_embed(jitter))
         if not failed.any():
