@@ -39,6 +39,9 @@ MAX_RHAT = 1.1
 #: quarter more, and at least and at most so many.
 TAIL, MIN_NUM_BASIS, MAX_NUM_BASIS = 1e-4, 4, 48
 
+#: Components whose squared values, summed over all rows, stay below so many noise variances are dropped during warm-up.
+DEAD = 0.01
+
 #: Training rows whose function values are watched for convergence.
 NUM_WATCHED = 50
 
@@ -225,15 +228,17 @@ class _Fit:
         noise, values, energies = [], [], []
         forth = range(self.num_dims)
         done = self.earlier.resume["chains"][number]["sweeps"] if isinstance(self.earlier, DrawsPosterior) else 0
+        peak = torch.zeros_like(state.precisions)  # largest energy of each component since the last look
         for sweep in range(num_warmup + num_draws):
             if 0 < sweep == num_warmup // 2 or 0 < sweep == num_warmup:
-                self._drop_dead(state, sampler.energies)
-                sampler = self._sampler(rng)
+                self._drop_dead(state, peak)
+                sampler, peak = self._sampler(rng), torch.zeros_like(state.precisions)
             if 0 < sweep in (num_warmup // 4, num_warmup // 2) and number == 0 and self.model.adapts_num_basis:
                 self._adapt_num_basis(state)
                 sampler = self._sampler(rng)
             order = forth if (done + sweep) % 2 == 0 else forth[::-1]
             sampler.sweep(state, order, adapt=min(0.5, 5 / (sweep + 5)) if sweep < num_warmup else 0.0)
+            peak = torch.maximum(peak, sampler.energies)
             bar.update(f"noise {state.noise * self.training.scale**2:.4g}")
             if sweep >= num_warmup:
                 for kept, factor in zip(factors, state.scaled_factors(), strict=True):
@@ -272,8 +277,8 @@ class _Fit:
         )
 
     def _drop_dead(self, state: GibbsState, energies: Tensor) -> None:
-        """Drop components whose values at all rows together are smaller than the noise of one; keep at least one."""
-        alive = energies * self.training.summary.num_rows > state.noise
+        """Drop components whose values at all rows together are far below the noise of one; keep at least one."""
+        alive = energies * self.training.summary.num_rows > DEAD * state.noise
         alive[energies.argmax()] = True
         state.factors = [factor[alive] for factor in state.factors]
         state.precisions, state.log_scales = state.precisions[alive], state.log_scales[:, alive]
