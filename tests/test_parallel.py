@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -68,7 +69,62 @@ def fit_everything(group=None):
     kernel = tkrr.HilbertKernel(RBFKernel(active_dims=[0]).double(), DOMAIN, [6, 1, 1])
     gp = tkrr.HilbertGP(data, gpytorch.likelihoods.GaussianLikelihood().double(), kernel, group=group)
     results["hilbert"] = gp.sums.state_dict()
+
+    test_x = torch.rand(20, 3, dtype=torch.float64, generator=generator)
+    for learn in (False, True):
+        model = make_model()
+        result = tkrr.fit_als(
+            model, data=data, max_sweeps=3, rel_tol=0.0, learn_hyperparameters=learn, seed=0,
+            group=group,
+        )  # fmt: skip
+        prediction = model.eval()(test_x)
+        results[f"als {learn}"] = [prediction.mean.detach(), prediction.variance.detach(), result.objective]
+        results[f"factors {learn}"] = [*model.factors, *(p.detach() for p in model.parameters())]
+    model.compute_covariance(data=data, group=group)
+    results["covariance"] = model(test_x).variance.detach()
+    before = processes.volume
+    tkrr.fit_als(make_model(), data=data, max_sweeps=1, seed=0, group=processes)
+    results["volume"] = processes.volume - before
     return results
+
+
+def fail_together(group):
+    """What is wrong in one process is an error in all; the group can be used again afterwards."""
+    rank = dist.get_rank(group)
+    x, y = make_data()
+    x, y = x[rank::2], y[rank::2].clone()
+    errors = []
+    if rank == 1:
+        y[7] = torch.nan
+    for data, rank_of_model, seed in [
+        ((x, y), 3, 0),
+        ((x, y.nan_to_num()), 3 + rank, 0),
+        ((x, y.nan_to_num()), 3, rank),
+    ]:
+        model = make_model()
+        model.rank = rank_of_model
+        try:
+            tkrr.fit_als(model, data=data, max_sweeps=1, seed=seed, group=group)
+        except tkrr.TKRRError as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors
+
+
+def lose_a_process(group, how):
+    """The last process leaves in the middle of a sweep."""
+    x, y = make_data()
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+
+    def leave(model, number):
+        if rank == size - 1 and number == 6:
+            os.kill(os.getpid(), how)
+
+    start = time.monotonic()
+    try:
+        tkrr.fit_als(make_model(), data=Shard((x, y), rank, size), seed=0, group=group, callback=leave)
+    except tkrr.ProcessError as error:
+        return str(error), time.monotonic() - start
+    return "nothing happened", 0.0
 
 
 def flatten(value):
@@ -95,7 +151,7 @@ def test_sums_are_those_of_one_process(results):
         for rank in range(3):
             for left, right in zip(flatten(one[key]), flatten(several[rank][key]), strict=True):
                 scale = float(left.abs().max()) if left.numel() else 1.0
-                torch.testing.assert_close(right, left, rtol=1e-10, atol=1e-10 * scale, msg=lambda m: f"{key}: {m}")
+                torch.testing.assert_close(right, left, rtol=1e-10, atol=1e-10 * scale)
 
 
 def test_all_processes_hold_the_same_bits(results):
@@ -113,3 +169,46 @@ def test_rows_are_numbered_over_all_processes(results):
 def test_one_process_talks_to_nobody():
     assert as_processes(None) is ONE_PROCESS and not dist.is_initialized()
     assert ONE_PROCESS.gather(3) == [3] and ONE_PROCESS.share("a") == "a"
+
+
+def test_als_predicts_as_in_one_process(results):
+    one, several = results
+    for key in ("als False", "als True", "covariance"):
+        for left, right in zip(flatten(one[key]), flatten(several[0][key]), strict=True):
+            torch.testing.assert_close(right, left, rtol=1e-6, atol=1e-6)
+
+
+def test_only_packed_sums_are_exchanged(results):
+    """A fit sends the sums of its 5 updates and 3 Laplace blocks, and one vector for the starting functions."""
+    one, several = results
+    size, rank = 7, 3
+    packed = (2 * size + 1) * rank * (rank + 1) // 2 + rank * size + 2
+    marginals = 3 * ((2 * size + 1) + size + 2)
+    assert one["volume"] == 0
+    assert [result["volume"] for result in several] == [8 * (8 * packed + marginals)] * 3
+
+
+def test_what_is_wrong_in_one_process_is_an_error_in_all(tmp_path):
+    first, second = run_processes(fail_together, 2, tmp_path)
+    assert re.match(r"ProcessError: Process 1 of 2 failed: InputError: The targets hold NaN .* row 7\b", first[0])
+    assert re.match(r"InputError: The targets hold NaN .* row 7\b", second[0])
+    assert first[1:] == second[1:] and len(first) == 3
+    assert "Process 1 fits something else than process 0: model.rank is 4 there" in first[1]
+    assert "seed is 1 there" in first[2]
+
+
+def test_a_killed_process_ends_the_others(tmp_path):
+    results = results_of(start_processes(lose_a_process, 3, tmp_path, signal.SIGKILL), tmp_path)
+    assert results[2] is None
+    for message, seconds in results[:2]:
+        assert "lost contact" in message and "of 3" in message
+        assert seconds < 60  # the timeout of the group
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_ends_the_others(tmp_path):
+    processes = start_processes(lose_a_process, 2, tmp_path, signal.SIGSTOP, timeout=20.0)
+    (message, _), *_ = results_of(processes[:1], tmp_path)
+    processes[1].kill()
+    processes[1].join()
+    assert "lost contact" in message
