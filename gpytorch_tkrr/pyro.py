@@ -232,7 +232,7 @@ def _collapsed_to_arviz(gp: ExactGP, samples: dict[str, Tensor], stats: dict[str
         twin.pyro_load_from_samples({site: values[index] for site, values in flat.items()})
         functions.append(draw_posterior_functions(twin.eval(), 1, generator=generator))
         noise.append(twin.likelihood.noise.double().reshape(-1).expand(len(index)))
-    values = {_parameter_name(site): draws.flatten(2).squeeze(-1) for site, draws in samples.items()}
+    values = {_parameter_name(site): draws.reshape(*shape, -1).squeeze(-1) for site, draws in samples.items()}
     return regression_to_arviz(
         lambda x: torch.cat([f(x).squeeze(0) for f in functions]).double().unflatten(0, shape),
         gp.likelihood,
@@ -279,7 +279,7 @@ def _sites_to_arviz(mcmc: Any, samples: dict[str, Tensor], stats: dict[str, Tens
         group: {name: torch.stack(values).unflatten(0, shape) for name, values in variables.items()}
         for group, variables in drawn.items()
     }
-    total = sum(values.flatten(2).sum(-1) for values in groups["log_likelihood"].values())
+    total = sum(values.reshape(*shape, -1).sum(-1) for values in groups["log_likelihood"].values())
     groups["posterior"] = {**samples, **groups["posterior"]}
     groups["sample_stats"] = {**stats, "deviance": -2 * total}
     groups["observed_data"] = observed
