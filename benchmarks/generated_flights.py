@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import gpytorch
 import numpy as np
+import torch
+
+import gpytorch_tkrr as tkrr
+
+NUM_BASIS = 40
 
 COLUMNS = ("Month", "DayofMonth", "DayOfWeek", "plane_age", "AirTime", "Distance", "ArrTime", "DepTime", "ArrDelay")
 LOWER = (1, 1, 1, 0, 15.0, 30.0, 0, 0)
@@ -64,3 +70,17 @@ def write_flights(path: Path, num_rows: int, *, first_chunk: int = 0) -> None:
     table.flush()
     del table
     os.replace(part, path)
+
+
+def make_model(rank: int) -> tkrr.TKRR:
+    """
+    A model as in Wesel & Batselier (2021): RBF, the box twice as wide as the data, fixed hyperparameters.
+
+    :param rank: R.
+    """
+    lower, upper = torch.tensor(LOWER, dtype=torch.float64), torch.tensor(UPPER, dtype=torch.float64)
+    kernel = gpytorch.kernels.RBFKernel(ard_num_dims=len(LOWER)).double()
+    kernel.lengthscale = 0.25 * (upper - lower)
+    domain = tkrr.Domain.from_bounds(lower, upper, boundary_factor=2.0)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    return tkrr.TKRR(None, None, likelihood, kernel=kernel, rank=rank, num_basis=NUM_BASIS, domain=domain)
