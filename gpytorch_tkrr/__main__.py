@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from .table import Columns
 
-#: Rows of the flight delays that are used where the command line does not say: about two minutes on two cores.
-FLIGHT_ROWS = {"max_train": 4000, "max_test": 2000, "splits": 2}
+#: What is taken of the flight delays where the command line does not say: about two minutes on two cores.
+FLIGHT_SIZES = {"max_train": 4000, "max_test": 2000, "splits": 2}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,12 +108,12 @@ def _compare(args: argparse.Namespace) -> int:
     from . import flights
 
     check_output(args.output, overwrite=args.force)
-    sizes = {name: getattr(args, name) for name in FLIGHT_ROWS if getattr(args, name) is not None}
+    sizes = {name: getattr(args, name) for name in FLIGHT_SIZES if getattr(args, name) is not None}
     if args.data is None:
         if args.target is not None or args.inputs is not None:
             raise InputError("--target and --inputs are columns of your own table: give --data as well.")
         frame, target = flights.load_new_york(), flights.COLUMNS[-1]
-        x, y, sizes = frame.drop(columns=target).to_numpy(), frame[target].to_numpy(), {**FLIGHT_ROWS, **sizes}
+        x, y, sizes = frame.drop(columns=target).to_numpy(), frame[target].to_numpy(), {**FLIGHT_SIZES, **sizes}
         title = "Arrival delays in minutes of flights from New York, 2013"
     else:
         frame, columns = _read(args)

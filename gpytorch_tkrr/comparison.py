@@ -215,7 +215,7 @@ def check_output(directory: str | Path, *, overwrite: bool) -> list[Path]:
     paths = [directory / "report.html", directory / "results.json"]
     for path in paths:
         if path.exists() and not overwrite:
-            raise FileExistsError(f"{path} exists already. Choose another folder, or allow it to be overwritten.")
+            raise FileExistsError(f"{path} exists already. Choose another folder, or overwrite it (--force).")
     return paths
 
 

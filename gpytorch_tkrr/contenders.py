@@ -42,8 +42,6 @@ MAX_CHOLESKY = 10_000
 #: More functions than this are left to others.
 MAX_FUNCTIONS = 4000
 
-_CLASSES = "Classes: regression on -1 and +1; the probability is that of a positive response."
-
 
 @dataclass
 class Contender:
@@ -219,7 +217,7 @@ class MarginalLikelihoodGP(Contender):
     :param rate: Its step size.
     """
 
-    num_steps: int = 100
+    num_steps: int = 50
     rate: float = 0.1
 
     def kernel(self, x: Tensor, likelihood: GaussianLikelihood) -> Kernel:
@@ -274,7 +272,7 @@ class SubsetExactGP(MarginalLikelihoodGP):
     """
 
     title: ClassVar[str] = "ExactGP on a subset"
-    note: ClassVar[str] = "trained on at most 1000 random rows."
+    note: ClassVar[str] = "trained on at most 1000 random rows. All full-batch models: 50 steps of Adam (0.1)."
     num_rows: int = 1000
 
     def fit(self, x: Tensor, y: Tensor) -> None:
@@ -295,7 +293,6 @@ class SGPR(MarginalLikelihoodGP):
 
     title: ClassVar[str] = "SGPR"
     note: ClassVar[str] = "InducingPointKernel with at most 512 trained inducing points."
-    num_steps: int = 50
     num_inducing: int = 512
 
     def kernel(self, x: Tensor, likelihood: GaussianLikelihood) -> Kernel:
@@ -312,8 +309,8 @@ class RandomFeaturesGP(MarginalLikelihoodGP):
     """
 
     title: ClassVar[str] = "RFF"
-    note: ClassVar[str] = "RFFKernel with 256 frequencies: 512 features."
-    num_samples: int = 256
+    note: ClassVar[str] = "RFFKernel with 128 frequencies: 256 features."
+    num_samples: int = 128
 
     def kernel(self, x: Tensor, likelihood: GaussianLikelihood) -> Kernel:
         return ScaleKernel(RFFKernel(self.num_samples, num_dims=x.shape[1], ard_num_dims=x.shape[1]))
@@ -399,13 +396,13 @@ class SVGP(Contender):
 
     title: ClassVar[str] = "SVGP"
     note: ClassVar[str] = (
-        "at most 512 inducing points; Adam (0.01), batches of 1024, 1000 steps or 30 epochs, whichever is more."
+        "at most 512 inducing points; Adam (0.02), batches of 512, 30 epochs or 400 steps, whichever is more."
     )
     num_inducing: int = 512
     num_epochs: int = 30
-    num_steps: int = 1000
-    batch_size: int = 1024
-    rate: float = 0.01
+    num_steps: int = 400
+    batch_size: int = 512
+    rate: float = 0.02
 
     def fit(self, x: Tensor, y: Tensor) -> None:
         torch.manual_seed(self.seed)
@@ -450,27 +447,32 @@ class SVGP(Contender):
 @dataclass
 class ALSContender(Contender):
     """
-    T-KRR, fitted by alternating least squares with learned hyperparameters.
+    T-KRR, fitted by alternating least squares with learned hyperparameters. Classes are regressed on as -1 and +1; the
+    probability of class 1 is that of a positive response.
 
     :param rank: R.
-    :param num_basis: Sines per input.
+    :param num_basis: Sines per input, or None for the model's own choice.
     """
 
     title: ClassVar[str] = "T-KRR, ALS"
-    note: ClassVar[str] = f"its defaults, in the units of the data. {_CLASSES}"
+    note: ClassVar[str] = "fit_als with learned hyperparameters, rank 10; the rest are defaults, in units of the data."
     rank: int = 10
-    num_basis: int = 20
+    num_basis: int | None = None
+
+    def new_model(self, x: Tensor | None = None, y: Tensor | None = None) -> TKRR:
+        """
+        The model before it is fitted.
+
+        :param x: Inputs `(N, D)`.
+        :param y: Targets `(N,)`.
+        """
+        y = 2 * y - 1 if y is not None and self.task == "classification" else y
+        return TKRR(x, y, GaussianLikelihood(), rank=self.rank, num_basis=self.num_basis)
 
     def fit(self, x: Tensor, y: Tensor) -> None:
-        self.model = TKRR(x, self._response(y), GaussianLikelihood(), rank=self.rank, num_basis=self.num_basis)
-        self._train()
-        self.model.eval()
-
-    def _response(self, y: Tensor) -> Tensor:
-        return 2 * y - 1 if self.task == "classification" else y
-
-    def _train(self) -> None:
+        self.model = self.new_model(x, y)
         fit_als(self.model, learn_hyperparameters=True, seed=self.seed, progress=self.progress)
+        self.model.eval()
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Prediction:
@@ -487,14 +489,26 @@ class ALSContender(Contender):
 
 @dataclass
 class GibbsContender(ALSContender):
-    """T-KRR, fitted by Gibbs sampling with all hyperparameters drawn."""
+    """T-KRR, fitted by Gibbs sampling with all hyperparameters drawn; a probit likelihood for classes."""
 
     title: ClassVar[str] = "T-KRR, Bayesian"
-    note: ClassVar[str] = f"its defaults, in the units of the data. {_CLASSES}"
+    note: ClassVar[str] = "fit_gibbs, rank 12; the rest are defaults, in units of the data. Numbers: of one draw."
     rank: int = 12
 
-    def _train(self) -> None:
+    def new_model(self, x: Tensor | None = None, y: Tensor | None = None) -> TKRR:
+        likelihood = BernoulliLikelihood() if self.task == "classification" else GaussianLikelihood()
+        return TKRR(x, y, likelihood, rank=self.rank, num_basis=self.num_basis)
+
+    def fit(self, x: Tensor, y: Tensor) -> None:
+        self.model = self.new_model(x, y)
         fit_gibbs(self.model, seed=self.seed, progress=self.progress)
+        self.model.eval()
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Prediction:
+        if self.task == "classification":
+            return torch.cat([self.model.class_probabilities(rows) for rows in x.split(BATCH)])
+        return super().predict(x)
 
 
 #: The models, by the name that `models=` takes.

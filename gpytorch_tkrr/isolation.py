@@ -90,7 +90,11 @@ class Isolation:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))},
+            env={
+                "TQDM_LEAVE": "",  # progress bars vanish when they are done
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path])),
+            },
         )
         return self
 

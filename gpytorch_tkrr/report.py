@@ -7,6 +7,7 @@ import html
 import io
 import math
 from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 #: Test rows drawn in a panel of predictions.
 NUM_POINTS = 150
+
+#: Shorter training times are drawn as this one.
+MIN_SECONDS = 0.01
 
 _COLORS = ("0.55", "0.25", "tab:brown", "tab:blue", "tab:cyan", "tab:purple", "tab:green", "tab:olive", "tab:pink")
 _COLORS += ("tab:orange", "tab:red", "navy", "teal", "goldenrod")
@@ -42,9 +46,9 @@ def overview_figure(trials: Sequence[Trial], task: Task, labels: dict[str, str])
     for axis, score in zip(axes, list(labels)[:2], strict=False):
         _draw_cost(axis, scored, names, score, labels[score])
     _draw_calibration(axes[2], scored, names, task)
-    lines, texts = axes[0].get_legend_handles_labels()
-    if lines:
-        figure.legend(lines, texts, loc="outside right center", frameon=False)
+    labelled = axes[0].get_legend_handles_labels()
+    if labelled[0]:
+        figure.legend(*labelled, loc="outside right center", frameon=False)
     return figure
 
 
@@ -70,6 +74,8 @@ def predictions_figure(trials: Sequence[Trial], task: Task) -> Figure:
         axis.set_visible(False)
     if task == "classification" and shown:
         panels[0].legend(frameon=False, fontsize=8)
+    for axis in panels[max(0, len(shown) - columns) : len(shown)]:
+        axis.tick_params(labelbottom=True)  # also where the panel below is empty
     figure.supxlabel("actual" if task == "regression" else "predicted probability of class 1", fontsize=10)
     figure.supylabel("predicted, with 95 % interval" if task == "regression" else "test rows", fontsize=10)
     return figure
@@ -91,8 +97,12 @@ def _style(names: Sequence[str], name: str) -> dict[str, Any]:
 def _draw_cost(axis: Axes, trials: Sequence[Trial], names: Sequence[str], score: str, label: str) -> None:
     for name in names:
         done = [trial for trial in trials if trial.model == name and score in trial.scores]
-        seconds = [max(trial.fit_seconds or 0.0, 1e-3) for trial in done]
-        axis.plot(seconds, [trial.scores[score] for trial in done], linestyle="none", label=name, **_style(names, name))
+        if done:
+            seconds = fmean(trial.fit_seconds or 0.0 for trial in done)
+            values = [trial.scores[score] for trial in done]
+            spread = stdev(values) if len(values) > 1 else None
+            place = max(seconds, MIN_SECONDS), fmean(values)
+            axis.errorbar(*place, yerr=spread, linestyle="none", elinewidth=1, label=name, **_style(names, name))
     axis.set(xscale="log", xlabel="seconds to train", title=f"{label}, lower is better")
     _tidy(axis)
 
@@ -120,14 +130,14 @@ def _draw_calibration(axis: Axes, trials: Sequence[Trial], names: Sequence[str],
 def _draw_predictions(axis: Axes, trial: Trial) -> None:
     y, mean = trial.prediction["y"], trial.prediction["mean"]
     low, high = torch.quantile(y, torch.tensor([0.005, 0.995], dtype=y.dtype)).tolist()
-    margin = 0.05 * (high - low)
+    margin = 0.1 * (high - low)
     rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:NUM_POINTS]
     axis.plot([low, high], [low, high], color="0.6", linewidth=1)
     if "sd" in trial.prediction:
         half_width = 1.96 * trial.prediction["sd"][rows]
         axis.vlines(y[rows], mean[rows] - half_width, mean[rows] + half_width, color="tab:blue", alpha=0.18)
     axis.plot(y[rows], mean[rows], ".", color="navy", markersize=3.5)
-    axis.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
+    axis.set(xlim=(low - margin, high + margin), ylim=(low - 3 * margin, high + 3 * margin))
     _tidy(axis)
 
 

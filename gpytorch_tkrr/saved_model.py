@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from gpytorch.likelihoods import GaussianLikelihood
 
 from .contenders import CONTENDERS, ALSContender
 from .errors import InputError
-from .model import TKRR
 from .table import Columns, complete_rows, require_complete
 from .task import Task, check_data
 
@@ -81,8 +79,7 @@ class SavedModel:
             raise InputError(f"{path} has format {content['format']}; this version reads format {FORMAT}. Fit again.")
         contender = _contender(content["method"], "classification" if content["classes"] else "regression")
         contender.rank, contender.num_basis = content["settings"]["rank"], content["settings"]["num_basis"]
-        likelihood = GaussianLikelihood()
-        contender.model = TKRR(None, None, likelihood, rank=contender.rank, num_basis=contender.num_basis).double()
+        contender.model = contender.new_model().double()
         contender.model.load_state_dict(content["state_dict"])
         contender.model.eval()
         columns = Columns(**content["columns"])
