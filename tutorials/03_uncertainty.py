@@ -111,17 +111,18 @@ plt.show()
 #
 # ## Two inputs
 #
-# The same in the plane. The data leave out a disk. The standard deviation must rise there and towards the corners.
+# The same in the plane, with a disk in which there are no data. The standard deviation must rise there and towards the
+# edges.
 
 
 # %%
 def surface(x):
-    return torch.sin(5 * x[..., 0]) * torch.cos(4 * x[..., 1]) + x[..., 0] * x[..., 1]
+    return torch.sin(5 * x[..., 0]) * torch.cos(4 * x[..., 1]) + 0.1 * x[..., 0]
 
 
-x = torch.rand(80 if FAST else 400, 2)
-x = x[(x - torch.tensor([0.35, 0.6])).norm(dim=-1) > 0.22]
-y = surface(x) + 0.1 * torch.randn(len(x))
+x = torch.rand(80 if FAST else 200, 2)
+x = x[(x - torch.tensor([0.3, 0.15])).norm(dim=-1) > 0.22]
+y = surface(x) + 0.2 * torch.randn(len(x))
 exact = train_exact(x, y)
 flat = tkrr.TKRR(x, y, GaussianLikelihood(), rank=8)
 tkrr.fit_gibbs(flat, **NUM, seed=0)
@@ -136,7 +137,7 @@ UNIT_SQUARE = {"origin": "lower", "extent": (0, 1, 0, 1)}
 top = max(float(sd.max()) for _, sd in pictures.values())
 figure, axes = plt.subplots(2, 2, figsize=(7.6, 6.6), sharex=True, sharey=True, layout="constrained")
 for row, (name, (mean, sd)) in zip(axes, pictures.items(), strict=True):
-    for axis, values, limits, colors in zip(row, (mean, sd), ((-1, 1), (0, top)), ("RdBu_r", "magma"), strict=True):
+    for axis, values, limits, colors in zip(row, (mean, sd), ((-1.2, 1.2), (0, top)), ("RdBu_r", "magma"), strict=True):
         image = values.reshape(len(side), -1).T.numpy()
         picture = axis.imshow(image, **UNIT_SQUARE, cmap=colors, vmin=limits[0], vmax=limits[1])
         axis.plot(*x.T, ".", color="white" if colors == "magma" else "0.3", ms=1.5)
@@ -189,16 +190,17 @@ plt.show()
 #
 # A sum of products can be averaged over any of its inputs in closed form. `main_effects` gives, for each draw, what an
 # input does on its own when the others are averaged over, relative to the mean of $f$. The band is the spread of the
-# draws. The gray line is the truth.
+# draws, the dashed line is the truth.
 
 # %%
 names = ["x1", "x2", "x3", "x4", "x5"]
-effects = tkrr.main_effects(model)
+unit_cube = tkrr.UniformMeasure(torch.zeros(5), torch.ones(5))
+effects = tkrr.main_effects(model, measure=unit_cube)
 figure, axes = plt.subplots(1, 5, figsize=(12, 2.6), sharey=True, layout="constrained")
 effects.plot(names, axes=axes)
 with torch.no_grad():
     for d, axis in enumerate(axes):
-        rows = torch.rand(400, 1, 5).expand(-1, 100, 5).clone()
+        rows = torch.rand(2000, 1, 5).expand(-1, 100, 5).clone()
         rows[..., d] = effects.grids[d]
         truth = friedman(rows).mean(0)
         axis.plot(effects.grids[d], truth - truth.mean(), "--", color="0.4", lw=1)
@@ -210,11 +212,11 @@ plt.show()
 # its posterior interval.
 
 # %%
-print(tkrr.sobol_indices(model).summary(names))
+print(tkrr.sobol_indices(model, measure=unit_cube).summary(names))
 
 # %% [markdown]
-# By default inputs are distributed as the columns of the training data, independent of each other; pass
-# `measure=tkrr.UniformMeasure(lower, upper)` for a box.
+# Averages need a distribution of the inputs. Here it is uniform; without `measure=` every input is distributed as its
+# column of the training data.
 #
 # ## What draws are good for
 #
@@ -223,7 +225,7 @@ print(tkrr.sobol_indices(model).summary(names))
 # ### How likely is it that a threshold is exceeded, and over how large an area?
 #
 # Back to the plane: the probability that $f$ exceeds 0.6 at a point is the share of draws that do. The *area* where it
-# does is a property of the function; every draw has one.
+# does is a property of the whole function; every draw has one.
 
 # %%
 with torch.no_grad():
@@ -237,10 +239,12 @@ print(f"area above 0.6: {area.mean():.3f}, 95 % interval [{low:.3f}, {high:.3f}]
 # %% [markdown]
 # ### Where is the maximum?
 #
-# The largest point of each draw is a draw of the location of the maximum.
+# The largest point of each draw is a draw of the location of the maximum. There are two candidates, one of them in the
+# disk without data; the draws are split between them.
 
 # %% tags=["hide-input"]
 best = plane[draws.argmax(-1)]  # (S, 2)
+print(f"{(best[:, 1] > 0.5).double().mean():.0%} of the draws have their maximum in the upper half")
 figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.8), sharey=True, layout="constrained")
 picture = axes[0].imshow(exceeds.double().mean(0).reshape(len(side), -1).T.numpy(), **UNIT_SQUARE, vmin=0, vmax=1)
 axes[0].contour(side, side, surface(plane).reshape(len(side), -1).T, levels=[0.6], colors="white", linestyles="--")
@@ -258,19 +262,22 @@ plt.show()
 #
 # To find a maximum with few evaluations, draw one function from the posterior and evaluate the truth where the *draw*
 # is largest; repeat. Uncertain regions are visited because some draws are large there. One draw costs nothing extra
-# once there is a posterior.
+# once there is a posterior. These evaluations have no noise, and a model should be told what is known: a small noise,
+# fixed.
 
 
 # %%
 def objective(x):
-    return torch.sin(3 * x) + 0.6 * torch.sin(9 * x) - 0.3 * (x - 1.2).square()
+    return torch.sin(4 * x) + 0.3 * x
 
 
 candidates = torch.linspace(0, 3, 301)
-tried = torch.tensor([0.3, 1.4, 2.6])
-for step in range(2 if FAST else 9):
-    values = objective(tried) + 0.02 * torch.randn(len(tried))
-    search = tkrr.TKRR(tried, values, GaussianLikelihood(), rank=2, domain=tkrr.Domain(1.5, 4.0))
+tried = torch.tensor([0.1, 1.1, 2.8])
+for step in range(2 if FAST else 8):
+    likelihood = GaussianLikelihood()
+    likelihood.noise = 1e-3
+    likelihood.raw_noise.requires_grad_(False)
+    search = tkrr.TKRR(tried, objective(tried), likelihood, rank=2, domain=tkrr.Domain(1.5, 4.0), num_basis=30)
     tkrr.fit_gibbs(search, num_draws=4 if FAST else 20, num_warmup=10 if FAST else 60, seed=step)
     with torch.no_grad():
         functions = search.draws(candidates)
@@ -280,8 +287,8 @@ print(f"best of them {objective(tried).max():.3f}, true maximum {objective(candi
 
 # %% tags=["hide-input"]
 figure, axis = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
-axis.plot(candidates, objective(candidates), "--", color=DATA, lw=1, label="truth")
 axis.plot(candidates, functions.T, color=DRAWS, lw=0.4, alpha=0.7)
+axis.plot(candidates, objective(candidates), "--", color=DATA, lw=1.2, label="truth")
 axis.scatter(tried, objective(tried), c=range(len(tried)), cmap="viridis", zorder=3, label="tried, dark to bright")
 axis.set(xlabel="x", ylabel="f", title="posterior draws before the last step")
 axis.legend(loc="lower left", fontsize=8)

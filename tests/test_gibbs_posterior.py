@@ -1,4 +1,4 @@
-"""`fit_gibbs` as a whole against a long run of the No-U-Turn sampler on the same posterior, written down anew."""
+"""`fit_gibbs` as a whole against posteriors written down anew: by quadrature, and by the No-U-Turn sampler."""
 
 from __future__ import annotations
 
@@ -117,6 +117,36 @@ def _run_gibbs(x: torch.Tensor, y: torch.Tensor, watched: torch.Tensor, num_draw
     lengthscales = [draws for name, draws in hyper.items() if name.endswith("lengthscale")]
     scalars = torch.stack([posterior.noise, *lengthscales, hyper["outputscale"]], dim=-1).log()
     return torch.cat([model.draws(watched), scalars], dim=-1)
+
+
+def test_noise_of_a_linear_model_by_quadrature():
+    """One input, one component, fixed kernel: y is normal given noise and precision, a grid over both is exact."""
+    x = torch.linspace(0, 1, 12, dtype=torch.float64).unsqueeze(-1)
+    noise = torch.randn(12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = 20 * torch.sin(5 * x[:, 0]) + 4 * noise
+    kernel = ScaleKernel(RBFKernel()).double()
+    kernel.outputscale, kernel.base_kernel.lengthscale = 300.0, 0.4
+    kernel.requires_grad_(False)
+    likelihood = GaussianLikelihood(noise_prior=LogNormalPrior(math.log(10.0), 0.7)).double()
+    mean, domain = gpytorch.means.ZeroMean(), Domain(torch.tensor([0.5]), 1.3)
+    model = TKRR(x, y, likelihood, kernel=kernel, rank=1, num_basis=6, domain=domain, mean_module=mean)
+    draws = fit_gibbs(model, num_draws=1000, num_warmup=50, seed=0).posterior.noise.log().numpy()
+
+    mode = model.separate().modes[0]
+    phi = mode.basis(x[:, 0])
+    values, vectors = torch.linalg.eigh(300.0 * (phi * mode.variances()) @ phi.mT)
+    squares = (vectors.mT @ y).square()
+    log_noise = torch.linspace(math.log(0.3), math.log(300.0), 400, dtype=torch.float64)
+    log_tau = torch.linspace(-6, 4, 300, dtype=torch.float64).unsqueeze(-1)
+    variances = values.clamp(min=0) / log_tau.unsqueeze(-1).exp() + log_noise.unsqueeze(-1).exp()  # (T, S, N)
+    log_density = -(variances.log() + squares / variances).sum(-1) / 2
+    log_density += TAU_SHAPE * (log_tau - log_tau.exp()) - ((log_noise - math.log(10.0)) / 0.7) ** 2 / 2
+    density = (log_density - log_density.max()).exp().sum(0)
+    distribution = (density.cumsum(0) / density.sum()).numpy()
+    size = float(effective_sample_size(draws[None]))
+    for level in (0.05, 0.25, 0.5, 0.75, 0.95):
+        share = (draws < float(log_noise[np.searchsorted(distribution, level)])).mean()
+        assert abs(share - level) < 4 * math.sqrt(level * (1 - level) / size), (level, share, size)
 
 
 @pytest.mark.slow
