@@ -102,12 +102,14 @@ class Comparison:
         return predictions_figure(self.trials, self.task)
 
     def remarks(self) -> list[str]:
-        """How each model was trained, what failed and why, and what was warned of."""
+        """How each model was trained, and what prevented those that have no scores."""
         lines = [f"{name}: {note}" for name, note in self.notes.items() if note]
-        for trial in self.trials:
-            if trial.status != "done":
-                lines.append(f"{trial.model}, split {trial.split}: {trial.status}. {trial.message}".strip())
+        lines += [f"{trial.model}: {trial.status}. {trial.message}" for trial in self.trials if trial.status != "done"]
         return list(dict.fromkeys(lines))
+
+    def warnings(self) -> list[str]:
+        """What was warned of while the models were trained, each once."""
+        return list(dict.fromkeys(f"{trial.model}: {text}" for trial in self.trials for text in trial.warnings))
 
     def write(self, directory: str | Path, *, overwrite: bool = False) -> list[Path]:
         """
@@ -120,7 +122,9 @@ class Comparison:
         paths = check_output(directory, overwrite=overwrite)
         facts = ", ".join(f"{key} {value}" for key, value in self.facts.items() if value is not None)
         figures = [("Accuracy, time and calibration", self.plot()), ("Predictions", self.plot_predictions())]
-        page = html_page(self.title, facts, self._cells(), [*_LEGEND[self.task], *self.remarks()], figures)
+        page = html_page(
+            self.title, facts, self._cells(), [*_LEGEND[self.task], *self.remarks(), *self.warnings()], figures
+        )
         for path, text in zip(paths, (page, self._json()), strict=True):
             part = path.with_name(path.name + ".part")
             part.write_text(text, encoding="utf-8")

@@ -113,7 +113,10 @@ class Isolation:
         :param function: The function; it and its arguments are pickled, also where they are defined in a notebook.
         :param args: Its arguments.
         """
-        import cloudpickle
+        try:
+            import cloudpickle
+        except ImportError as error:
+            raise ImportError("Processes of their own need cloudpickle: pip install gpytorch_tkrr[compare].") from error
 
         assert self._helper.stdin is not None and self._helper.stdout is not None
         task, result = Path(self._folder.name) / "task", Path(self._folder.name) / "result"
@@ -149,11 +152,11 @@ def serve(preload: Sequence[str]) -> None:
             importlib.import_module(name)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the functions print must not be taken for an answer
-    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
+    if "fork" in multiprocessing.get_all_start_methods():
+        multiprocessing.set_start_method("fork")
     for line in sys.stdin:
         task, result, time_limit, memory_limit = json.loads(line)
-        child = context.Process(target=_run, args=(task, result, memory_limit))
+        child = multiprocessing.Process(target=_run, args=(task, result, memory_limit))
         child.start()
         in_time = _wait(child, time_limit)
         _answer(answers, child.exitcode if in_time else None)

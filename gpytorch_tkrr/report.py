@@ -26,8 +26,8 @@ NUM_POINTS = 150
 #: Shorter training times are drawn as this one.
 MIN_SECONDS = 0.01
 
-_COLORS = ("0.55", "0.25", "tab:brown", "tab:blue", "tab:cyan", "tab:purple", "tab:green", "tab:olive", "tab:pink")
-_COLORS += ("tab:orange", "tab:red", "navy", "teal", "goldenrod")
+_COLORS = "0.55 0.25 tab:brown tab:blue tab:cyan tab:purple tab:green tab:olive tab:pink tab:orange tab:red".split()
+_COLORS += ["navy", "teal", "goldenrod"]
 _MARKERS = "osDv^<>pPX*"
 
 
@@ -113,11 +113,12 @@ def _draw_calibration(axis: Axes, trials: Sequence[Trial], names: Sequence[str],
         done = [trial for trial in trials if trial.model == name and ("sd" in trial.prediction or task != "regression")]
         if not done:
             continue
-        y, *parts = (torch.cat([trial.prediction[key] for trial in done]) for key in done[0].prediction)
+        values = {key: torch.cat([trial.prediction[key] for trial in done]) for key in done[0].prediction}
         if task == "regression":
-            nominal, observed = list(LEVELS), [coverage(y, *parts, level) for level in LEVELS]
+            nominal = list(LEVELS)
+            observed = [coverage(values["y"], values["mean"], values["sd"], level) for level in LEVELS]
         else:
-            predicted, frequency, _ = reliability(y, *parts)
+            predicted, frequency, _ = reliability(values["y"], values["probability"])
             nominal, observed = predicted.tolist(), frequency.tolist()
         axis.plot(nominal, observed, markersize=3.5, linewidth=1, **_style(names, name))
     if task == "regression":

@@ -104,7 +104,7 @@ def run_trial(name: str, model: Any, task: Task, number: int, split: Split, num_
         predict_seconds=end - fitted,
         memory=None if before is None or after is None else after - before,
         num_parameters=getattr(model, "num_parameters", None),
-        warnings=list(dict.fromkeys(f"{each.category.__name__}: {each.message}" for each in caught)),
+        warnings=list(dict.fromkeys(map(_summary, filter(_concerns_users, caught)))),
         prediction=prediction,
     )
 
@@ -123,6 +123,14 @@ def as_trial(outcome: Outcome, name: str, number: int) -> Trial:
     if isinstance(outcome.value, NotApplicableError):
         return Trial(name, number, "not applicable", str(outcome.value))
     return Trial(name, number, status.get(outcome.ending, "failed"), outcome.message)
+
+
+def _concerns_users(caught: warnings.WarningMessage) -> bool:
+    return issubclass(caught.category, (UserWarning, RuntimeWarning))
+
+
+def _summary(caught: warnings.WarningMessage) -> str:
+    return f"{caught.category.__name__}: {caught.message}".partition("\n")[0]
 
 
 def _predict(model: Any, task: Task, x: Tensor) -> Any:
