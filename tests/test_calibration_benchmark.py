@@ -12,7 +12,7 @@ import scipy.stats
 import torch
 
 import gpytorch_tkrr as tkrr
-from benchmarks import calibration, datasets, flights_bayes
+from benchmarks import calibration, classification, datasets, flights_bayes
 from benchmarks.scores import Mixture
 
 
@@ -127,3 +127,17 @@ def test_flights(monkeypatch):
     assert other["mse"] > ours["mse"]  # one step of Adam learns nothing
     notes = flights_bayes.check_targets([{**ours, "seconds": 1.0}, {**other, "seconds": 2.0}])
     assert len(notes) == 5 and all(note.startswith("met") for note in notes)
+
+
+def test_classification(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 2))
+    y = np.where(x[:, 0] * x[:, 1] + 0.1 * rng.normal(size=200) > 0, 1.0, -1.0)
+    data = datasets.Dataset("banana", "classification", x, y, ("a", "b"), "class", "made up")
+    monkeypatch.setattr(datasets, "load", lambda name, **kwargs: data)
+    parser = argparse.ArgumentParser()
+    classification.add_arguments(parser)
+    report = classification.run(parser.parse_args(["--splits", "2", "--sets", "banana", "--rank", "3"]))
+    (row,) = report.rows
+    assert row["error"] <= 0.2 and row["nll"] < 0.5 and row["error_se"] >= 0
+    assert report.notes[0] == f"{'met' if row['error'] <= 0.11 else 'MISSED'}: banana error <= 0.11."
