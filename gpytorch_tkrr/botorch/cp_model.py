@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ from linear_operator.operators import DiagLinearOperator, LowRankRootLinearOpera
 from torch import Tensor, nn
 
 from ..ensemble import DrawsPosterior
-from ..errors import InputError, NotFittedError
+from ..errors import ConvergenceWarning, InputError, NotFittedError
 from ..gibbs import fit_gibbs
 from ..model import TKRR
 from ..posterior import Posterior
@@ -37,8 +38,12 @@ from .box import input_range
 #: Variance added to every prediction, in units of the outcomes' variance: draws span a space of few dimensions.
 JITTER = 1e-6
 
-#: What :func:`~gpytorch_tkrr.fit_gibbs` is called with where nothing else is said.
-FIT_SETTINGS: dict[str, Any] = {"num_warmup": 60, "num_draws": 60}
+#: With fewer observations than this the posterior has many modes, and many short chains say more than a long one.
+MANY_ROWS = 1000
+
+#: What :func:`~gpytorch_tkrr.fit_gibbs` is called with, for few and for many observations, where nothing else is said.
+FEW_ROWS_SETTINGS = {"num_chains": 8, "num_warmup": 10, "num_draws": 5}
+MANY_ROWS_SETTINGS = {"num_chains": 1, "num_warmup": 20, "num_draws": 20}
 
 
 class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
@@ -47,8 +52,9 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
     and the uncertainty of sampled factors and hyperparameters.
 
     `fit_gpytorch_mll` runs :func:`~gpytorch_tkrr.fit_gibbs`; pass ``optimizer=tkrr.fit_als`` for alternating least
-    squares, and their arguments as `optimizer_kwargs`. Several outcomes are independent models. A posterior is the
-    Gaussian with the mean and the covariance of the draws,
+    squares, and their arguments as `optimizer_kwargs`. By default there are eight short chains for fewer than 1 000
+    observations, since the posterior then has many modes, and a single one for more. Several outcomes are independent
+    models. A posterior is the Gaussian with the mean and the covariance of the draws,
 
     .. math:: f(x) = \bar f(x) + r(x)^\top z, \qquad z \sim N(0, I_S), \qquad
         r_s(x) = (f_s(x) - \bar f(x)) / \sqrt{S - 1},
@@ -60,7 +66,7 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
     :param train_Yvar: Their noise variances, where known.
     :param kernel: A separable kernel, or one for each outcome; by default :func:`~gpytorch_tkrr.anova_kernel`.
     :param rank: Number of components.
-    :param num_basis: Number of sines, for all inputs or for each.
+    :param num_basis: Number of sines, for all inputs or for each; by default as many as the lengthscales need.
     :param bounds: The search space, `(2, d)`, as for `optimize_acqf`; by default the unit cube.
     :param outcome_transform: As for SingleTaskGP: Standardize by default.
     :param input_transform: Applied to the inputs; its own parameters are not trained.
@@ -86,7 +92,7 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         *,
         kernel: Kernel | Sequence[Kernel] | None = None,
         rank: int = 8,
-        num_basis: int | Sequence[int] = 10,
+        num_basis: int | Sequence[int] | None = None,
         bounds: Tensor | None = None,
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
@@ -171,7 +177,9 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         """
         if closure is not None or closure_kwargs is not None:
             raise UnsupportedError("TKRRModel is fitted by optimizer=fit_gibbs or fit_als, which take no closure.")
-        settings = {**(FIT_SETTINGS if optimizer is fit_gibbs else {}), **(optimizer_kwargs or {})}
+        settings = dict(optimizer_kwargs or {})
+        if optimizer is fit_gibbs and not settings:
+            settings = dict(FEW_ROWS_SETTINGS if self.train_targets.shape[-1] < MANY_ROWS else MANY_ROWS_SETTINGS)
         mll.train()
         with torch.no_grad():
             x = self.transform_inputs(self.train_inputs[0])
@@ -182,7 +190,10 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
             if self._yvar is not None:
                 data += (model.noise().detach().to(x) / self._yvar[:, i],)
             seed = {"seed": int(torch.randint(2**31, ()))} if "seed" not in settings else {}
-            optimizer(model, data=data, **settings, **seed)
+            with warnings.catch_warnings():
+                if not optimizer_kwargs:  # short chains are meant to disagree
+                    warnings.simplefilter("ignore", ConvergenceWarning)
+                optimizer(model, data=data, **settings, **seed)
         self._updates = [None] * self.num_outputs
         self._share_noise()
         return mll.eval()
@@ -256,8 +267,8 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         if update is not None:
             mean = mean + (root @ update.mean.unsqueeze(-1)).squeeze(-1)
             root = root @ update.root
-        extra = torch.full_like(mean, JITTER * self._target_variance(i))
-        missing = model._missing_variance(x)
+        extra = torch.full_like(mean, JITTER * _scale(self.train_targets.reshape(self.num_outputs, -1)[i]) ** 2)
+        missing = model._missing_variance(model.warped(x))
         extra = extra if missing is None else extra + missing
         if isinstance(observation_noise, Tensor):
             extra = extra + observation_noise[..., i].double()
@@ -284,7 +295,7 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
                 "The model has not been fitted. Call fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, "
                 "model)) first."
             )
-        mean, root = _mean_and_root(model.posterior, x)
+        mean, root = _mean_and_root(model.posterior, model.warped(x))
         return model.mean_module(x).double() + mean, root
 
     def draw_weights(self, i: int, sample_shape: torch.Size) -> Tensor:
@@ -307,10 +318,6 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         batch_shape = torch.Size() if update is None else update.mean.shape[:-1]
         noise = torch.randn(*sample_shape, *batch_shape, size, dtype=torch.float64, device=root.device)
         return noise if update is None else update.mean + (update.root @ noise.unsqueeze(-1)).squeeze(-1)
-
-    def _target_variance(self, i: int) -> float:
-        targets = self.train_targets.reshape(self.num_outputs, -1)[i]
-        return float(targets.var(unbiased=False)) or 1.0
 
     # Further observations
 
@@ -351,7 +358,7 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
                 eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
                 update = WeightPosterior(torch.zeros_like(eye[0]), eye)
             variance = (model.noise().detach() if noise is None else noise[..., i].double()).expand(mean.shape)
-            missing = model._missing_variance(x)
+            missing = model._missing_variance(model.warped(x))
             variance = variance if missing is None else variance + missing
             fantasy._updates.append(update.condition(root, y[..., i].double() - mean, variance))
         return fantasy
@@ -390,10 +397,15 @@ def _make(x: Tensor, y: Tensor, yvar: Tensor | None, ends: tuple[Tensor, Tensor]
         likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0))
         likelihood.noise = yvar.mean()
         likelihood.raw_noise.requires_grad_(False)
-    spread = torch.stack([y.min(), y.max()]) if len(y) > 1 else torch.tensor([-1.0, 1.0]).to(y)
-    corners = TKRR(torch.stack(ends).to(x), spread, GaussianLikelihood(), **settings)
-    settings = {**settings, "kernel": corners.covar_module}
-    return TKRR(x, y, likelihood, **settings, domain=corners.domain)
+    fraction = torch.linspace(0, 1, 101).to(x)
+    diagonal = ends[0].to(x) + fraction.unsqueeze(-1) * (ends[1] - ends[0]).to(x)
+    filled = TKRR(diagonal, (fraction - 0.5) * 12**0.5 * _scale(y), GaussianLikelihood(), **settings, warp=False)
+    settings = {**settings, "kernel": filled.covar_module}
+    return TKRR(x, y, likelihood, **settings, domain=filled.domain)
+
+
+def _scale(y: Tensor) -> float:
+    return float(y.std(unbiased=False)) or 1.0
 
 
 def _mean_and_root(posterior: Posterior, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ CROSS_BOUNDARY_FACTOR = 3.0
 MISSING = 0.025
 
 #: With a hyperbolic cross the reduced-rank prior is the model; what it leaves out is made up for outside the box only.
-CROSS_ACCEPTED_ERROR = 0.99
+CROSS_ACCEPTED_ERROR = 1 - 1e-6
 
 
 class HilbertGPModel(SingleTaskGP):
