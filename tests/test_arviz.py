@@ -241,3 +241,16 @@ def test_elements_of_one_parameter_are_gathered():
     values = {"a[0]": torch.zeros(3), "a[1]": torch.ones(3), "b": torch.ones(3)}
     assert {name: tuple(value.shape) for name, value in gathered(values).items()} == {"a": (3, 2), "b": (3,)}
     assert gathered(values)["a"][0].tolist() == [0.0, 1.0]
+
+
+def test_classification():
+    x = torch.rand(60, 2, dtype=torch.float64)
+    labels = (x[:, 0] + x[:, 1] > 1).double()
+    model = tkrr.TKRR(x, labels, BernoulliLikelihood(), rank=2, num_basis=6)
+    result = tkrr.fit_gibbs(model, num_draws=20, num_warmup=10, seed=0)
+    exported = result.to_arviz(seed=0)
+    assert "noise" not in exported.posterior
+    density = np.log(np.exp(exported.log_likelihood["y"].values).mean((0, 1)))
+    np.testing.assert_allclose(density, result.log_predictive_density(x, labels), rtol=1e-6, atol=1e-9)
+    assert set(np.unique(exported.posterior_predictive["y"])) == {0.0, 1.0}
+    assert np.isfinite(az.loo(exported).elpd_loo)
