@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
 from .als import near_constant
+from .checkpoint import Checkpoint, as_checkpoint, fit_identity, move_tensors, require_same_fit
 from .diagnostics import effective_sample_size, split_rhat
 from .ensemble import DrawsPosterior
 from .errors import ConvergenceWarning, InputError
@@ -23,8 +25,9 @@ from .hyperparameters import Hyperparameters
 from .inference_data import draws_to_arviz
 from .laplace import LaplacePosterior
 from .modes import DEFAULT_NUM_BASIS, count_per_dimension, separate
+from .parallel import as_processes
 from .probit import as_signs
-from .progress import ProgressBar, progress_bar
+from .progress import progress_bar
 from .sampler import GibbsSampler, GibbsState, NoiseModel
 from .source import TrainingData
 from .sums import Design
@@ -41,6 +44,9 @@ TAIL, MIN_NUM_BASIS, MAX_NUM_BASIS = 1e-4, 4, 48
 
 #: Components whose squared values, summed over all rows, stay below so many noise variances are dropped during warm-up.
 DEAD = 0.01
+
+#: What a checkpoint holds of a chain that is being run, beside its state and its random numbers.
+RUN_STATE = ("sweep", "peak", "factors", "noise", "hyperparameters", "energies")
 
 #: Training rows whose function values are watched for convergence.
 NUM_WATCHED = 50
@@ -130,6 +136,8 @@ def fit_gibbs(
     seed: int | None = None,
     progress: bool = False,
     memory: int = 2 << 30,
+    group: Any = None,
+    checkpoint: Checkpoint | str | Path | None = None,
 ) -> GibbsResult:
     r"""
     Draw the CP weights, the noise and all free hyperparameters from their posterior by Gibbs sampling.
@@ -142,14 +150,16 @@ def fit_gibbs(
     likelihood are honoured. See :mod:`gpytorch_tkrr.hyperparameters` for the weak defaults.
 
     :param model: The model; its posterior is replaced.
-    :param data: `(x, y)`, or an iterable of such batches that starts afresh each time; by default the training data of
-        the model.
+    :param data: See :func:`~gpytorch_tkrr.fit_als`; by default the training data of the model.
     :param num_draws: Draws kept per chain, one per sweep.
     :param num_warmup: Sweeps before them, during which proposals are tuned.
     :param num_chains: Independent chains.
     :param seed: Seed; the same seed gives the same draws.
     :param progress: Whether to show a progress bar (needs tqdm).
     :param memory: Bytes that may be used beyond the data to keep products over modes; what does not fit is recomputed.
+    :param group: See :func:`~gpytorch_tkrr.fit_als`. All processes draw the same random numbers, so that all hold the
+        same draws.
+    :param checkpoint: See :func:`~gpytorch_tkrr.fit_als`.
 
     Example:
         >>> import torch, gpytorch
@@ -170,17 +180,56 @@ def fit_gibbs(
     earlier = model.posterior if num_warmup == 0 and model.is_fitted and not model.is_stale else None
     if isinstance(earlier, DrawsPosterior):
         num_chains = len(earlier.resume["chains"])
-    fit = _Fit(model, model.training_data(data), earlier, memory)
-    seeds = np.random.SeedSequence(seed).spawn(num_chains)
-    bar = progress_bar(progress, num_chains * (num_warmup + num_draws), "Gibbs", "sweep")
+    processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
+    training = model.training_data(data, processes)
+    identity = fit_identity(
+        "fit_gibbs", model, training.summary, seed=seed, num_warmup=num_warmup, num_draws=num_draws,
+        num_chains=num_chains,
+    )  # fmt: skip
+    require_same_fit(identity, processes)
+    fit = _Fit(model, training, earlier, memory)
+    saved = checkpoint.open(identity, processes)
+    seeds = np.random.SeedSequence(processes.share(np.random.SeedSequence(seed).entropy)).spawn(num_chains)
+    num_sweeps = num_warmup + num_draws
+    chains: list[_Chain] = []
+    done = 0
+    if saved is not None:
+        saved = move_tensors(saved, training.summary.lower.device)
+        chains = [_Chain(**chain) for chain in saved["chains"]]
+        done = len(chains) * num_sweeps + saved["run"]["sweep"]
+    bar = progress_bar(progress and processes.rank == 0, num_chains * num_sweeps, "Gibbs", "sweep", done=done)
     try:
-        chains = [
-            fit.chain(number, np.random.default_rng(chain_seed), num_warmup, num_draws, bar)
-            for number, chain_seed in enumerate(seeds)
-        ]
+        for number in range(len(chains), num_chains):
+            run = fit.start_chain(number, np.random.default_rng(seeds[number]))
+            if saved is not None:
+                fit.resume_chain(run, saved)
+                saved = None
+            while run.sweep < num_sweeps:
+                fit.sweep(run, num_warmup)
+                bar.update(f"noise {run.state.noise * training.scale**2:.4g}")
+                is_last = run.sweep == num_sweeps and number == num_chains - 1
+                checkpoint.save(lambda: fit.state(chains, run), last=is_last)  # noqa: B023 (called at once)
+            chains.append(fit.finish_chain(run))
     finally:
         bar.close()
     return fit.finish(chains)
+
+
+@dataclass
+class _Run:
+    """A chain that is being run, for targets of unit variance, and the draws that it has kept."""
+
+    number: int
+    rng: np.random.Generator
+    state: GibbsState
+    sampler: GibbsSampler
+    before: int  # sweeps of an earlier fit
+    peak: Tensor  # largest energy of each component since the last look
+    sweep: int = 0
+    factors: list[list[Tensor]] = field(default_factory=list)  # S lists of D tensors (R, M_d)
+    noise: list[float] = field(default_factory=list)
+    hyperparameters: list[Tensor] = field(default_factory=list)
+    energies: list[Tensor] = field(default_factory=list)
 
 
 @dataclass
@@ -218,52 +267,82 @@ class _Fit:
         """What depends on the number of functions."""
         self.separable = self.model.separate()
         self.design = Design(self.training, [mode.basis for mode in self.separable.modes], memory=self.memory)
+        self.design.marginals()  # the first pass over the data, also where a chain is resumed
 
-    def chain(self, number: int, rng: np.random.Generator, num_warmup: int, num_draws: int, bar: ProgressBar) -> _Chain:
-        """Run one chain."""
-        hyper = self.hyperparameters
+    def start_chain(self, number: int, rng: np.random.Generator) -> _Run:
+        """A chain before its first sweep."""
         state = self._initial_state(number, rng)
-        sampler = self._sampler(rng)
-        factors: list[list[Tensor]] = [[] for _ in range(self.num_dims)]
-        noise, values, energies = [], [], []
-        forth = range(self.num_dims)
-        done = self.earlier.resume["chains"][number]["sweeps"] if isinstance(self.earlier, DrawsPosterior) else 0
-        peak = torch.zeros_like(state.precisions)  # largest energy of each component since the last look
-        for sweep in range(num_warmup + num_draws):
-            if 0 < sweep == num_warmup // 2 or 0 < sweep == num_warmup:
-                self._drop_dead(state, peak)
-                sampler, peak = self._sampler(rng), torch.zeros_like(state.precisions)
-            if 0 < sweep in (num_warmup // 4, num_warmup // 2) and number == 0 and self.model.adapts_num_basis:
-                self._adapt_num_basis(state)
-                sampler = self._sampler(rng)
-            order = forth if (done + sweep) % 2 == 0 else forth[::-1]
-            sampler.sweep(state, order, adapt=min(0.5, 5 / (sweep + 5)) if sweep < num_warmup else 0.0)
-            peak = torch.maximum(peak, sampler.energies)
-            bar.update(f"noise {state.noise * self.training.scale**2:.4g}")
-            if sweep >= num_warmup:
-                for kept, factor in zip(factors, state.scaled_factors(), strict=True):
-                    kept.append(factor)
-                noise.append(state.noise)
-                values.append(hyper.values())
-                energies.append(sampler.energies)
+        before = self.earlier.resume["chains"][number]["sweeps"] if isinstance(self.earlier, DrawsPosterior) else 0
+        return _Run(number, rng, state, self._sampler(rng), before, torch.zeros_like(state.precisions))
+
+    def sweep(self, run: _Run, num_warmup: int) -> None:
+        """One sweep of a chain; draws are kept after the warm-up."""
+        state = run.state
+        if 0 < run.sweep == num_warmup // 2 or 0 < run.sweep == num_warmup:
+            self._drop_dead(state, run.peak)
+            run.sampler, run.peak = self._sampler(run.rng), torch.zeros_like(state.precisions)
+        adapts = run.number == 0 and self.model.adapts_num_basis
+        if adapts and 0 < run.sweep in (num_warmup // 4, num_warmup // 2):
+            self._adapt_num_basis(state)
+            run.sampler = self._sampler(run.rng)
+        modes = range(self.num_dims)
+        order = modes if (run.before + run.sweep) % 2 == 0 else modes[::-1]
+        run.sampler.sweep(state, order, adapt=min(0.5, 5 / (run.sweep + 5)) if run.sweep < num_warmup else 0.0)
+        run.peak = torch.maximum(run.peak, run.sampler.energies)
+        if run.sweep >= num_warmup:
+            run.factors.append(state.scaled_factors())
+            run.noise.append(state.noise)
+            run.hyperparameters.append(self.hyperparameters.values())
+            run.energies.append(run.sampler.energies)
+        run.sweep += 1
+
+    def finish_chain(self, run: _Run) -> _Chain:
+        """The draws of a chain, side by side."""
+        state = run.state
         resume = {
             "precisions": state.precisions,
             "steps": state.steps,
-            "coordinates": hyper.get(self.all_slots),
-            "rng": rng.bit_generator.state,
-            "sweeps": done + num_warmup + num_draws,
+            "coordinates": self.hyperparameters.get(self.all_slots),
+            "rng": run.rng.bit_generator.state,
+            "sweeps": run.before + run.sweep,
         }
         missing = self.model.rank - len(state.precisions)  # components that have been dropped are zero
+        pad = torch.nn.functional.pad
         return _Chain(
-            [torch.nn.functional.pad(torch.stack(kept), (0, 0, 0, missing)) for kept in factors],
-            torch.tensor(noise, dtype=torch.float64, device=state.precisions.device),
-            torch.stack(values).to(state.precisions.device),
-            torch.nn.functional.pad(torch.stack(energies), (0, missing)),
+            [pad(torch.stack(draws), (0, 0, 0, missing)) for draws in zip(*run.factors, strict=True)],
+            torch.tensor(run.noise, dtype=torch.float64, device=state.precisions.device),
+            torch.stack(run.hyperparameters).to(state.precisions.device),
+            pad(torch.stack(run.energies), (0, missing)),
             resume,
         )
 
-    def _sampler(self, rng: np.random.Generator) -> GibbsSampler:
-        self.design.reset()
+    def state(self, chains: Sequence[_Chain], run: _Run) -> dict[str, Any]:
+        """What is needed to go on after a sweep."""
+        kept = {name: getattr(run, name) for name in RUN_STATE}
+        return {
+            "chains": [vars(chain) for chain in chains],
+            "run": {**kept, "state": vars(run.state), "rng": run.rng.bit_generator.state},
+            "coordinates": self.hyperparameters.get(self.all_slots),
+            "num_basis": self.model.num_basis,
+        }
+
+    def resume_chain(self, run: _Run, saved: dict[str, Any]) -> None:
+        """Bring a chain to where :meth:`state` was asked for, and the sums over modes to where it stood then."""
+        if saved["num_basis"] != self.model.num_basis:
+            self.model.num_basis = saved["num_basis"]
+            self._build()
+        self.hyperparameters.set(self.all_slots, saved["coordinates"].cpu())
+        for name in RUN_STATE:
+            setattr(run, name, saved["run"][name])
+        run.state = GibbsState(**saved["run"]["state"])
+        run.state.steps = run.state.steps.cpu()
+        run.rng.bit_generator.state = saved["run"]["rng"]
+        run.hyperparameters = [values.cpu() for values in run.hyperparameters]
+        went_back = (run.before + run.sweep) % 2 == 0
+        run.sampler = self._sampler(run.rng, position=0 if went_back else self.num_dims - 1)
+
+    def _sampler(self, rng: np.random.Generator, position: int = 0) -> GibbsSampler:
+        self.design.reset(position)
         return GibbsSampler(
             self.design,
             self.separable,
@@ -348,9 +427,9 @@ class _Fit:
         return GibbsResult(self.model, posterior, rhat, ess, effective_rank, message)
 
     def _diagnose(self, posterior: DrawsPosterior, num_chains: int) -> tuple[dict[str, float], dict[str, float]]:
-        batch = next(iter(self.training))
-        rows = torch.linspace(0, batch.num_rows - 1, min(NUM_WATCHED, batch.num_rows)).long()
-        quantities = {**posterior.hyperparameters, "f": posterior.draws(batch.x[rows])}
+        sample = self.training.summary.sample
+        rows = torch.linspace(0, len(sample) - 1, min(NUM_WATCHED, len(sample))).long()
+        quantities = {**posterior.hyperparameters, "f": posterior.draws(self.model.warped(sample[rows]))}
         if self.noise_model.is_free:
             quantities["noise"] = posterior.noise
         rhat, ess = {}, {}
