@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import botorch.fit
 import torch
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import UnsupportedError
@@ -415,3 +416,11 @@ def _mean_and_root(posterior: Posterior, x: Tensor) -> tuple[Tensor, Tensor]:
     draws = posterior.draws(x).movedim(0, -1)  # (..., n, S)
     mean = draws.mean(-1)
     return mean, (draws - mean.unsqueeze(-1)) / max(posterior.num_draws - 1, 1) ** 0.5
+
+
+# Up to version 0.17 BoTorch asks a dispatcher how to fit a model, later the model itself.
+if hasattr(botorch.fit, "FitGPyTorchMLL"):
+
+    @botorch.fit.FitGPyTorchMLL.register(MarginalLogLikelihood, object, TKRRModel)
+    def _(mll: MarginalLogLikelihood, _: type, __: type, **kwargs: Any) -> MarginalLogLikelihood:
+        return mll.model.custom_fit(mll, **kwargs)

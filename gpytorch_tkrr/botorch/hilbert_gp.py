@@ -30,6 +30,10 @@ MAX_DIMS = 6
 #: Up to so many inputs all products of functions are kept, above it a hyperbolic cross.
 MAX_FULL_DIMS = 3
 
+#: How many functions are used at most where nothing else is said; the more inputs, the dearer the others are to fit.
+NUM_FUNCTIONS = {1: 100, 2: 1000, 3: 1000}
+CROSS_NUM_FUNCTIONS = 550
+
 #: Half width of the box divided by half the range of the inputs: the more inputs, the fewer functions for each.
 BOUNDARY_FACTORS = {1: 10.0, 2: 5.0, 3: 3.5}
 CROSS_BOUNDARY_FACTOR = 3.0
@@ -62,7 +66,7 @@ class HilbertGPModel(SingleTaskGP):
     :param outcome_transform: As for SingleTaskGP.
     :param input_transform: As for SingleTaskGP.
     :param bounds: The search space, `(2, d)`, as for `optimize_acqf`; by default the unit cube.
-    :param num_functions: About how many functions to use in all.
+    :param num_functions: At most so many functions; by default 100 for one input, 1 000 for two or three, 550 for more.
 
     Example:
         >>> import torch
@@ -89,7 +93,7 @@ class HilbertGPModel(SingleTaskGP):
         input_transform: InputTransform | None = None,
         *,
         bounds: Tensor | None = None,
-        num_functions: int = 1000,
+        num_functions: int | None = None,
     ):
         super().__init__(
             train_X=train_X,
@@ -130,7 +134,9 @@ class HilbertGPModel(SingleTaskGP):
         return normal(self.mean_module(x), self.covar_module(x))
 
 
-def _expand(kernel: Kernel, lower: Tensor, upper: Tensor, num_functions: int, *, is_default: bool) -> HilbertKernel:
+def _expand(
+    kernel: Kernel, lower: Tensor, upper: Tensor, num_functions: int | None, *, is_default: bool
+) -> HilbertKernel:
     """The kernel on a box around a range of inputs."""
     num_dims = len(lower)
     if num_dims > MAX_DIMS:
@@ -139,6 +145,8 @@ def _expand(kernel: Kernel, lower: Tensor, upper: Tensor, num_functions: int, *,
             "size is linear in their number, or pass covar_module=HilbertKernel(...) over a sum of kernels of few "
             "inputs each."
         )
+    if num_functions is None:
+        num_functions = NUM_FUNCTIONS.get(num_dims, CROSS_NUM_FUNCTIONS)
     num_basis, index_set = _choose_functions(num_dims, num_functions)
     domain = Domain.from_bounds(lower, upper, boundary_factor=BOUNDARY_FACTORS.get(num_dims, CROSS_BOUNDARY_FACTOR))
     if is_default:
@@ -151,8 +159,6 @@ def _expand(kernel: Kernel, lower: Tensor, upper: Tensor, num_functions: int, *,
 
 def _choose_functions(num_dims: int, num_functions: int) -> tuple[int, IndexSet]:
     """Functions per dimension, and which of their products are kept."""
-    if num_dims == 1:
-        return max(min(num_functions, 100), 1), FullTensor()
     if num_dims <= MAX_FULL_DIMS:
         return max(int(num_functions ** (1 / num_dims) + 1e-9), 1), FullTensor()
     limit = 1
