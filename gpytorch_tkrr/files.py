@@ -330,24 +330,25 @@ class _ArrayStream:
 
     def read(self, num_rows: int) -> np.ndarray:
         """
-        The next rows, `(n,)` or `(n, K)`, float64.
+        The next rows, `(n, K)`, float64.
 
         :param num_rows: How many.
         """
         content = self.file.read(num_rows * self.row_bytes)
         if len(content) < num_rows * self.row_bytes:
             raise InputError("An npy array ends before its last row: the file is damaged or being written.")
-        return np.frombuffer(content, self.dtype).reshape(num_rows, *self.shape[1:]).astype(np.float64)
+        return np.frombuffer(content, self.dtype).reshape(num_rows, -1).astype(np.float64)
 
 
 class NpzSource(TableSource):
     """
-    Arrays `(N,)` or `(N, K)` of an .npz file, read as streams, compressed or not.
+    Arrays of an .npz file, read as streams, compressed or not. An array `(N,)` is a column of its name; the columns of
+    an array `x` of shape `(N, K)` are `x0`, `x1` and so on.
 
     :param path: The file.
-    :param target: The name of the array of targets.
-    :param inputs: The names of the arrays of inputs, in this order; by default all others.
-    :param weight: The name of an array of row weights, or None for ones.
+    :param target: The column of the targets.
+    :param inputs: The columns of the inputs, in this order; by default all others.
+    :param weight: A column of row weights, or None for ones.
     :param batch_rows: Rows per batch.
 
     Example:
@@ -355,37 +356,47 @@ class NpzSource(TableSource):
         >>> import numpy as np, gpytorch_tkrr as tkrr
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     np.savez(f"{folder}/flights.npz", x=np.zeros((3, 2)), y=np.arange(3))
-        ...     [(tuple(x.shape), y.tolist()) for x, y in tkrr.NpzSource(f"{folder}/flights.npz", target="y")]
-        [((3, 2), [0.0, 1.0, 2.0])]
+        ...     source = tkrr.NpzSource(f"{folder}/flights.npz", target="y")
+        ...     source.inputs, [(tuple(x.shape), y.tolist()) for x, y in source]
+        (['x0', 'x1'], [((3, 2), [0.0, 1.0, 2.0])])
     """
 
     @cached_property
-    def columns(self) -> list[str]:
+    def _places(self) -> dict[str, tuple[str, int, int]]:
+        """Array, column in it, and number of rows of each column."""
+        places = {}
         with zipfile.ZipFile(self.path) as archive:
-            return [name.removesuffix(".npy") for name in archive.namelist()]
+            for member in archive.namelist():
+                with archive.open(member) as file:
+                    shape = _ArrayStream(file, member).shape
+                name, width = member.removesuffix(".npy"), shape[1] if len(shape) == 2 else 1
+                for column in range(width):
+                    places[name if width == 1 else f"{name}{column}"] = member, column, shape[0]
+        return places
 
-    @cached_property
+    @property
+    def columns(self) -> list[str]:
+        return list(self._places)
+
+    @property
     def num_rows(self) -> int:
-        lengths = {}
-        with zipfile.ZipFile(self.path) as archive:
-            for name in self._used:
-                with archive.open(f"{name}.npy") as file:
-                    lengths[name] = _ArrayStream(file, name).shape[0]
+        lengths = {name: self._places[name][2] for name in self._used}
         if len(set(lengths.values())) > 1:
             raise InputError(
-                f"The arrays of {self.path.name} differ in length: {lengths}. Name those to use in inputs."
+                f"The columns of {self.path.name} differ in length: {lengths}. Name those to use in inputs."
             )
         return lengths[self.target]
 
     def _blocks(self, start: int, stop: int, names: list[str]) -> Iterator[Sequence[np.ndarray]]:
+        places = [self._places[name] for name in names]
         with zipfile.ZipFile(self.path) as archive, ExitStack() as stack:
-            streams = []
-            for name in names:
-                stream = _ArrayStream(stack.enter_context(archive.open(f"{name}.npy")), name)
-                stream.skip(start)
-                streams.append(stream)
+            streams = {}
+            for member in {member for member, _, _ in places}:
+                streams[member] = _ArrayStream(stack.enter_context(archive.open(member)), member)
+                streams[member].skip(start)
             for first in range(start, stop, self.batch_rows):
-                yield [stream.read(min(self.batch_rows, stop - first)) for stream in streams]
+                blocks = {name: stream.read(min(self.batch_rows, stop - first)) for name, stream in streams.items()}
+                yield [np.ascontiguousarray(blocks[member][:, column]) for member, column, _ in places]
 
 
 #: The formats that :func:`open_table` knows, by the end of the file's name.

@@ -143,7 +143,10 @@ def test_arrays_that_cannot_be_used_are_refused(tmp_path):
         list(tkrr.NpzSource(tmp_path / "l.npz", target="y"))
     np.savez(tmp_path / "f.npz", x=np.asfortranarray(np.zeros((3, 2))), y=np.zeros(3))
     with pytest.raises(tkrr.InputError, match="C order"):
-        list(tkrr.NpzSource(tmp_path / "f.npz", target="y"))
+        tkrr.NpzSource(tmp_path / "f.npz", target="y")
+    np.savez(tmp_path / "m.npz", x=np.arange(6).reshape(3, 2), y=np.zeros(3))
+    ((x, _),) = tkrr.NpzSource(tmp_path / "m.npz", target="y", inputs=["x1"])
+    assert x.tolist() == [[1.0], [3.0], [5.0]]
     np.save(tmp_path / "short.npy", np.zeros((3, 2)))
     (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:-8])
     with pytest.raises(tkrr.InputError, match="cannot be read"):
