@@ -77,6 +77,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--num-basis", type=int, help="M, the number of sines per input")
     command.add_argument("--output", type=Path, default=Path("model.pt"), help="the model's file (default: model.pt)")
     command.add_argument("--quiet", action="store_true", help="no progress bar")
+    command.add_argument(
+        "--stream", action="store_true", help="read the file in batches, again and again; also under torchrun"
+    )
+    command.add_argument("--checkpoint", type=Path, help="file to go on from if the fit is stopped (implies --stream)")
+    command.add_argument(
+        "--memory", type=float, default=2.0, help="GB that a streamed fit may use to keep what it read"
+    )
+    command.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for another process (torchrun)")
     command.set_defaults(run=_fit)
 
     command = commands.add_parser(
@@ -139,9 +147,12 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _fit(args: argparse.Namespace) -> int:
+    from .parallel import is_launched
     from .saved_model import fit_table
 
     _check_free(args.output, args.force)
+    if args.stream or args.checkpoint is not None or is_launched():
+        return _fit_stream(args)
     frame, columns = _read(args)
     model = fit_table(
         frame,
@@ -156,6 +167,35 @@ def _fit(args: argparse.Namespace) -> int:
     )
     model.save(args.output)
     print(args.output)
+    return 0
+
+
+def _fit_stream(args: argparse.Namespace) -> int:
+    from .parallel import launched_processes
+    from .saved_model import fit_file
+
+    if args.one_hot or args.drop_missing or args.task == "classification":
+        raise InputError(
+            "A file that is read in batches must hold numbers without gaps, and the target is regressed on: "
+            "--one-hot, --drop-missing and --task classification need the table in memory, in one process."
+        )
+    with launched_processes(timeout=args.timeout) as processes:
+        model = fit_file(
+            args.data,
+            args.target,
+            inputs=args.inputs,
+            method=f"tkrr-{args.method}",
+            rank=args.rank,
+            num_basis=args.num_basis,
+            seed=args.seed,
+            progress=not args.quiet,
+            memory=int(args.memory * 1e9),
+            checkpoint=args.checkpoint,
+            processes=processes,
+        )
+        if processes.rank == 0:
+            model.save(args.output)
+            print(args.output)
     return 0
 
 

@@ -136,6 +136,11 @@ def as_processes(group: Any) -> Processes:
     return group if isinstance(group, Processes) else ProcessGroup(group)
 
 
+def is_launched() -> bool:
+    """Whether this process was started by ``torchrun``."""
+    return dist.is_torchelastic_launched()
+
+
 @contextmanager
 def launched_processes(*, timeout: float = 600.0) -> Iterator[Processes]:
     """
@@ -145,7 +150,7 @@ def launched_processes(*, timeout: float = 600.0) -> Iterator[Processes]:
 
     :param timeout: Seconds after which a process that does not answer counts as lost.
     """
-    if not dist.is_torchelastic_launched():
+    if not is_launched():
         yield ONE_PROCESS
         return
     local_rank = int(os.environ["LOCAL_RANK"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,13 @@ import numpy as np
 import pandas as pd
 import torch
 
+from .als import fit_als
 from .contenders import CONTENDERS, ALSContender
 from .errors import InputError
+from .files import open_table
+from .gibbs import fit_gibbs
+from .parallel import ONE_PROCESS, Processes
+from .source import Shard
 from .table import Columns, complete_rows, require_complete
 from .task import Task, check_data
 
@@ -140,6 +147,48 @@ def fit_table(
     contender.num_basis = contender.num_basis if num_basis is None else num_basis
     contender.fit(data.x, data.y)
     return SavedModel(method, contender, columns, target, data.classes)
+
+
+def fit_file(
+    path: str | Path,
+    target: str,
+    *,
+    inputs: Sequence[str] | None = None,
+    method: str = "tkrr-gibbs",
+    rank: int | None = None,
+    num_basis: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+    memory: int = 2 << 30,
+    checkpoint: str | Path | None = None,
+    processes: Processes = ONE_PROCESS,
+) -> SavedModel:
+    """
+    Fit T-KRR to a file that is read in batches, again and again, each process its part of the rows. Regression only.
+
+    :param path: The file; see :func:`~gpytorch_tkrr.open_table`.
+    :param target: Name of its target.
+    :param inputs: Names of its inputs; by default all other columns.
+    :param method: "tkrr-als" or "tkrr-gibbs".
+    :param rank: R; None for the default of the method.
+    :param num_basis: Sines per input; None for the default of the method.
+    :param seed: Seed of the fit.
+    :param progress: Whether to show a progress bar.
+    :param memory: Bytes that may be used to keep what was read.
+    :param checkpoint: A file to go on from if the fit is stopped.
+    :param processes: The processes that fit together.
+    """
+    contender = _contender(method, "regression")
+    contender.rank = contender.rank if rank is None else rank
+    contender.num_basis = contender.num_basis if num_basis is None else num_basis
+    table = open_table(path, target=target, inputs=inputs)
+    contender.model = contender.new_model().double()
+    fit = fit_gibbs if method == "tkrr-gibbs" else partial(fit_als, learn_hyperparameters=True)
+    fit(
+        contender.model, data=Shard(table, processes.rank, processes.size), seed=seed, progress=progress,
+        memory=memory, group=processes, checkpoint=checkpoint,
+    )  # fmt: skip
+    return SavedModel(method, contender, Columns(table.inputs), target, None)
 
 
 def _contender(method: str, task: Task) -> ALSContender:
