@@ -40,6 +40,7 @@ from .hilbert_gp import HilbertGP
 from .index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .kernel import HilbertKernel
 from .model import TKRR
+from .one_vs_rest import OneVsRest
 from .penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
 from .source import ArraySource, Shard, Summary, summarise
 from .spectral import register_spectral_density, spectral_density
@@ -79,6 +80,7 @@ __all__ = [
     "NotFittedError",
     "NpySource",
     "NpzSource",
+    "OneVsRest",
     "OutOfDomainWarning",
     "ParquetSource",
     "Penalty",
