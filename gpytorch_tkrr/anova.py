@@ -86,7 +86,8 @@ def anova_kernel(
         raise SizeError(f"num_dims must be at least 1; got {num_dims}.")
     centers = _per_dimension("center", center, num_dims)
     half_ranges = _per_dimension("half_range", half_range, num_dims)
-    share = min(0.5, 2.0 / num_dims)  # of the linear and of the smooth function, beside a constant of 1
+    # Variance of the linear and of the smooth function, beside a constant of 1: the more inputs, the fewer of them act.
+    share = min(0.5, 2.0 / num_dims, 16.0 / num_dims**2)
     factors: list[Kernel] = []
     for d, (middle, half) in enumerate(zip(centers, half_ranges, strict=True)):
         half = half if half > 0 else 1.0

@@ -4,6 +4,7 @@ Positive parameters are seen through their logarithm, others as they are. Priors
 honoured; a parameter without one gets a weak default on its coordinate u:
 
 - a lengthscale: :math:`u \sim N(\log h, 0.5^2)` with h half the range of its input dimension;
+- the variance of a constant: :math:`u \sim N(u_0, \min(1.5^2, 4^2 / D))`, since D of them are multiplied;
 - any other: :math:`u \sim N(u_0, 1.5^2)` with :math:`u_0` the value that the first fit starts from.
 
 Bounds of registered constraints cut all of them off.
@@ -26,6 +27,10 @@ from .modes import SeparableKernel
 LENGTHSCALE_SPREAD = 0.5
 DEFAULT_SPREAD = 1.5
 
+#: Bound on the standard deviation of the logarithm of a product over all modes: of their constants together, and of a
+#: component's precisions together. A weaker prior leaves components free to grow huge and to cancel each other.
+TOTAL_SPREAD = 4.0
+
 
 @dataclass(frozen=True)
 class _Slot:
@@ -38,14 +43,14 @@ class _Slot:
     is_log: bool
 
     @property
+    def is_constant(self) -> bool:
+        """Whether it is the variance of a constant, going by its name."""
+        return self.name.split("[")[0].endswith("constant")
+
+    @property
     def is_lengthscale(self) -> bool:
         """Whether it is a lengthscale, going by its name."""
         return self.name.split("[")[0].endswith("lengthscale")
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation of the default prior."""
-        return LENGTHSCALE_SPREAD if self.is_lengthscale else DEFAULT_SPREAD
 
 
 class Hyperparameters:
@@ -84,6 +89,7 @@ class Hyperparameters:
         self._coordinates = self._read()  # the kernel object is changed through `set` alone
         self._registered = self._find_registered()
         self.centers = self._default_centers(half_range) if centers is None else centers
+        self.spreads = [self._default_spread(slot) for slot in self.slots]
 
     @property
     def names(self) -> list[str]:
@@ -128,6 +134,13 @@ class Hyperparameters:
                 if seen:
                     centers[slot.name] = sum(seen) / len(seen)
         return centers
+
+    def _default_spread(self, slot: _Slot) -> float:
+        if slot.is_lengthscale:
+            return LENGTHSCALE_SPREAD
+        if slot.is_constant:
+            return min(DEFAULT_SPREAD, TOTAL_SPREAD / math.sqrt(len(self.separable.modes)))
+        return DEFAULT_SPREAD
 
     def get(self, index: Sequence[int]) -> Tensor:
         """
@@ -190,7 +203,7 @@ class Hyperparameters:
             if i in covered:
                 total += u if slot.is_log else 0.0  # density of the logarithm
             else:
-                total -= 0.5 * ((u - self.centers[slot.name]) / slot.spread) ** 2
+                total -= 0.5 * ((u - self.centers[slot.name]) / self.spreads[i]) ** 2
         return total
 
     def prior_draw(self, rng: np.random.Generator) -> Tensor:
@@ -200,8 +213,9 @@ class Hyperparameters:
         :param rng: Source of random numbers.
         """
         centers = torch.tensor([self.centers[slot.name] for slot in self.slots], dtype=torch.float64)
-        spreads = torch.tensor([slot.spread for slot in self.slots], dtype=torch.float64)
-        return centers + spreads * torch.from_numpy(rng.standard_normal(len(self.slots)))
+        return centers + torch.tensor(self.spreads, dtype=torch.float64) * torch.from_numpy(
+            rng.standard_normal(len(self.slots))
+        )
 
     def values(self) -> Tensor:
         """All constrained values, `(P,)`."""
