@@ -37,6 +37,7 @@ def read(name):
         "docs/choosing.md",
         "docs/uncertainty.md",
         "docs/interpretation.md",
+        "docs/scaling.md",
         "docs/architecture.md",
     ],
 )
