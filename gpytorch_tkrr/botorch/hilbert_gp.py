@@ -54,8 +54,8 @@ class HilbertGPModel(SingleTaskGP):
     The box holds `bounds` and the training inputs, with a margin. In one to three dimensions it carries all products of
     the functions, in four to six a hyperbolic cross of them. The default kernel is BoTorch's: RBF with its
     dimension-scaled prior on the lengthscales, here kept in the interval that the basis represents. On the unit cube
-    that is [0.07, 3.3] in one dimension, [0.13, 1.35] in two, [0.29, 0.81] in three, and about [0.1, 0.8] in four to
-    six, for which BoTorch's prior has its mode at 0.4 to 0.5. Give more functions to go beyond.
+    that is [0.07, 3.3] in one dimension, [0.13, 1.35] in two, [0.29, 0.81] in three, and [0.06, 0.82] to [0.11, 0.82]
+    in four to six, for which BoTorch's prior has its mode at 0.4 to 0.5. Give more functions to go beyond.
 
     :param train_X: Inputs `(*batch, n, d)`.
     :param train_Y: Outcomes `(*batch, n, m)`.
