@@ -7,7 +7,8 @@ The model is
     a_{dr} \sim N(0, \sigma^{2/D} V_d(\theta) / \tau_r),
 
 with :math:`\tau_r \sim \text{Gamma}(a_0, a_0 R^{-1/D})`, :math:`a_0` from :func:`precision_shape`: at its mean the
-prior covariance of f is the kernel :math:`\sigma^2 \prod_d k_d`. Large :math:`\tau_r` switch components off (soft rank).
+prior covariance of f is the kernel :math:`\sigma^2 \prod_d k_d`. Large :math:`\tau_r` switch components off (soft
+rank).
 
 Given all other factors, f is linear in one factor, so its conditional is Gaussian and, with the factor integrated out,
 the evidence of its hyperparameters is known in closed form. One visit of a mode
