@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -98,6 +99,24 @@ def _escape(text: str) -> str:
     return "".join(f"\\{character}" if character in "|*_`$<" else character for character in str(text))
 
 
+def comparison_table(report: dict[str, Any]) -> str:
+    """
+    The table of README.md, from the JSON of ``python -m benchmarks compare``; the best of each column in bold.
+
+    Run ``python docs/generate.py`` to put it there.
+    """
+    columns = ["model", "RMSE", "NLPD", "95 % coverage", "CRPS", "fit, s", "memory, MB", "status"]
+    lines = [f"| {' | '.join(columns)} |", f"| --- |{' ---: |' * 6} --- |"]
+    for row in report["rows"]:
+        cells = [str(row[column]) for column in columns]
+        lines.append(f"| {' | '.join(f'**{c[:-2]}**' if c.endswith(' *') else c for c in cells)} |")
+    return "\n".join(lines)
+
+
+#: Where README.md has that table.
+COMPARISON_MARKS = re.compile(r"(?<=<!-- table: compare -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
 def tutorials(source: Path, target: Path) -> list[Path]:
     """
     The percent-format scripts of `source` as notebooks in `target`, to be executed by the build.
@@ -120,3 +139,10 @@ def write_if_changed(path: Path, text: str) -> None:
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    root = Path(__file__).parents[1]
+    table = comparison_table(json.loads((root / "benchmarks/results/compare.json").read_text(encoding="utf-8")))
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    write_if_changed(root / "README.md", COMPARISON_MARKS.sub(lambda _: table + "\n", readme))

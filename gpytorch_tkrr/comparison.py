@@ -203,7 +203,7 @@ def _format(column: str, values: Sequence[float]) -> str:
         return f"{mean:.1%}" + ("" if spread is None else f" ± {100 * spread:.1f}")
     if column.endswith("seconds"):
         return f"{mean:.2f}"
-    digits = max(0, 3 - math.floor(math.log10(abs(mean)))) if mean else 3
+    digits = min(max(0, 3 - math.floor(math.log10(abs(mean)))), 4) if mean else 3
     return f"{mean:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 #: Test rows drawn in a panel of predictions.
 NUM_POINTS = 150
 
+#: Bins of a reliability curve with fewer test rows are not drawn.
+MIN_COUNT = 10
+
 #: Shorter training times are drawn as this one.
 MIN_SECONDS = 0.01
 
@@ -66,7 +69,7 @@ def predictions_figure(trials: Sequence[Trial], task: Task) -> Figure:
     columns = min(4, max(1, len(shown)))
     rows = max(1, math.ceil(len(shown) / columns))
     figure = _figure(3.1 * columns, 2.9 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=task == "regression").flatten()
     for axis, trial in zip(panels, shown.values(), strict=False):
         (_draw_predictions if task == "regression" else _draw_probabilities)(axis, trial)
         axis.set_title(trial.model, fontsize=10)
@@ -118,8 +121,8 @@ def _draw_calibration(axis: Axes, trials: Sequence[Trial], names: Sequence[str],
             nominal = list(LEVELS)
             observed = [coverage(values["y"], values["mean"], values["sd"], level) for level in LEVELS]
         else:
-            predicted, frequency, _ = reliability(values["y"], values["probability"])
-            nominal, observed = predicted.tolist(), frequency.tolist()
+            predicted, frequency, count = reliability(values["y"], values["probability"])
+            nominal, observed = predicted[count >= MIN_COUNT].tolist(), frequency[count >= MIN_COUNT].tolist()
         axis.plot(nominal, observed, markersize=3.5, linewidth=1, **_style(names, name))
     if task == "regression":
         axis.set(xlabel="probability of the interval", title="share of test targets inside")

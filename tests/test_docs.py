@@ -33,6 +33,7 @@ def read(name):
     [
         "README.md",
         "docs/index.md",
+        "docs/comparing.md",
         "docs/swapping.md",
         "docs/choosing.md",
         "docs/uncertainty.md",
@@ -121,6 +122,12 @@ def test_readme_quotes_the_flight_delays():
         assert phrase.format(f"{errors[method]:.2f}") in text
 
 
+def test_readme_quotes_the_comparison():
+    stored = json.loads(read("benchmarks/results/compare.json"))
+    (quoted,) = generate.COMPARISON_MARKS.findall(read("README.md"))
+    assert quoted == generate.comparison_table(stored) + "\n", "run python docs/generate.py"
+
+
 def test_benchmarks_named_in_the_docs_exist():
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "tutorials").glob("*.py")]
     named = {name for page in pages for name in re.findall(r"python -m benchmarks ([a-z]\w*)", read(page))}
@@ -131,6 +138,6 @@ def test_benchmarks_named_in_the_docs_exist():
 def test_readme_commands():
     commands = dict(re.findall(r"^<!-- command: (\w+) -->\n```sh\n(.*)\n```$", read("README.md"), re.MULTILINE))
     assert set(commands) == {"main", "test"}
-    script = commands["main"].split()[-1]
-    assert (ROOT / script).exists()
+    program, command = re.search(r"\.venv/bin/([\w-]+) (\w+) --output \w+$", commands["main"]).groups()
+    assert f'\n{program} = "gpytorch_tkrr.__main__:main"\n' in read("pyproject.toml") and command == "compare"
     assert all("-c constraints.txt" in command for command in commands.values())
