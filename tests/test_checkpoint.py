@@ -8,12 +8,14 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 
 import gpytorch
 import pytest
 import torch
 
 import gpytorch_tkrr as tkrr
+from gpytorch_tkrr import gibbs
 from gpytorch_tkrr.checkpoint import MAGIC, Checkpoint
 
 
@@ -76,6 +78,46 @@ def test_a_converged_fit_is_not_taken_up_again(tmp_path):
 
 class Killed(Exception):
     pass
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_gibbs_goes_on_bit_for_bit(tmp_path, monkeypatch, classes):
+    """Stopped in the warm-up of the first chain, at its end and in the second; functions adapt in the warm-up."""
+    x, y = make_data()
+    sweep, count = gibbs._Fit.sweep, 0
+
+    def counted(*args):
+        nonlocal count
+        count += 1
+        if count in stops:
+            raise Killed
+        sweep(*args)
+
+    def fit(path=None):
+        likelihood = (
+            gpytorch.likelihoods.BernoulliLikelihood() if classes else gpytorch.likelihoods.GaussianLikelihood()
+        )
+        model = tkrr.TKRR(x, (y > 0.8).double() if classes else y, likelihood.double(), rank=3)
+        checkpoint = None if path is None else Checkpoint(path, seconds=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tkrr.ConvergenceWarning)  # the chains are short
+            tkrr.fit_gibbs(model, num_warmup=6, num_draws=4, num_chains=2, seed=0, checkpoint=checkpoint)
+        return model
+
+    stops = ()
+    expected = fit()
+    monkeypatch.setattr(gibbs._Fit, "sweep", counted)
+    stops = (4, 13, 18)  # calls that are interrupted count
+    for _ in stops:
+        with pytest.raises(Killed):
+            fit(tmp_path / "run.pt")
+    model = fit(tmp_path / "run.pt")
+    assert count == 20 + len(stops)
+    for left, right in zip(expected.posterior.factors, model.posterior.factors, strict=True):
+        assert torch.equal(left, right)
+    assert torch.equal(expected.posterior.noise, model.posterior.noise)
+    for left, right in zip(expected.parameters(), model.parameters(), strict=True):
+        assert torch.equal(left, right)
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import gpytorch
+import numpy as np
+import pandas
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,7 +21,9 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from processes import results_of, run_processes, start_processes
 
 import gpytorch_tkrr as tkrr
+from gpytorch_tkrr import gibbs
 from gpytorch_tkrr.parallel import ONE_PROCESS, as_processes
+from gpytorch_tkrr.saved_model import SavedModel
 from gpytorch_tkrr.source import Shard, TensorSource, TrainingData
 from gpytorch_tkrr.sums import Design
 
@@ -37,11 +45,12 @@ def source_of(rows):
     return TensorSource(x[rows], y[rows], batch_rows=23)
 
 
-def make_model():
+def make_model(likelihood=None):
     kernel = ScaleKernel(RBFKernel(ard_num_dims=3)).double()
     kernel.base_kernel.lengthscale = 0.4
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    likelihood.noise = 0.01
+    if likelihood is None:
+        likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+        likelihood.noise = 0.01
     return tkrr.TKRR(None, None, likelihood, kernel=kernel, rank=3, num_basis=7, domain=DOMAIN)
 
 
@@ -50,6 +59,7 @@ def own_rows(group):
     return slice(CUTS[rank], CUTS[rank + 1]) if group is not None else slice(0, N)
 
 
+@torch.no_grad()
 def fit_everything(group=None):
     """The same calls in one process and in several."""
     data = source_of(own_rows(group))
@@ -82,6 +92,13 @@ def fit_everything(group=None):
         results[f"factors {learn}"] = [*model.factors, *(p.detach() for p in model.parameters())]
     model.compute_covariance(data=data, group=group)
     results["covariance"] = model(test_x).variance.detach()
+    for name, targets in (("gibbs", data.parts[1]), ("probit", (data.parts[1] > 5.5).double())):
+        likelihood = gpytorch.likelihoods.BernoulliLikelihood() if name == "probit" else None
+        model = make_model(likelihood)
+        fit = gibbs._Fit(model, model.training_data((data.parts[0], targets), processes), None, 1 << 30)
+        run = fit.start_chain(0, np.random.default_rng(0))
+        fit.sweep(run, num_warmup=1)
+        results[name] = [*run.state.factors, run.state.noise, run.state.precisions, fit.hyperparameters.values()]
     before = processes.volume
     tkrr.fit_als(make_model(), data=data, max_sweeps=1, seed=0, group=processes)
     results["volume"] = processes.volume - before
@@ -178,6 +195,14 @@ def test_als_predicts_as_in_one_process(results):
             torch.testing.assert_close(right, left, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("key", ["gibbs", "probit"])
+def test_a_first_gibbs_sweep_is_that_of_one_process(results, key):
+    """Latent targets of a probit model depend neither on how rows are shared nor on batches."""
+    one, several = results
+    for left, right in zip(flatten(one[key]), flatten(several[0][key]), strict=True):
+        torch.testing.assert_close(right, left, rtol=1e-8, atol=1e-8)
+
+
 def test_only_packed_sums_are_exchanged(results):
     """A fit sends the sums of its 5 updates and 3 Laplace blocks, and one vector for the starting functions."""
     one, several = results
@@ -212,3 +237,25 @@ def test_a_process_that_hangs_ends_the_others(tmp_path):
     processes[1].kill()
     processes[1].join()
     assert "lost contact" in message
+
+
+@pytest.mark.parametrize("method", ["als", pytest.param("gibbs", marks=pytest.mark.slow)])
+def test_torchrun(tmp_path, method):
+    """The command fits a file in two processes; one of them writes the model."""
+    x, y = make_data()
+    columns = {name: x[:, d].numpy() for d, name in enumerate(["hour", "month", "distance"])}
+    pyarrow.parquet.write_table(
+        pyarrow.table({**columns, "delay": y.numpy()}), tmp_path / "flights.parquet", row_group_size=60
+    )
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "gpytorch_tkrr", "fit"),
+        *("--data", "flights.parquet", "--target", "delay", "--output", "model.pt", "--checkpoint", "run.pt"),
+        *("--method", method, "--rank", "2", "--num-basis", "4"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "model.pt\n" and (tmp_path / "run.pt").exists()
+    assert "100%" in result.stderr  # progress, from one of the processes
+    prediction = SavedModel.load(tmp_path / "model.pt").predict(pandas.DataFrame(columns))
+    assert float((prediction["mean"] - y.numpy()).abs().mean()) < float((y - y.mean()).abs().mean()) / 2
