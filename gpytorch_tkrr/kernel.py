@@ -32,10 +32,7 @@ from .index_set import MAX_FUNCTIONS, FullTensor, IndexSet, as_num_basis
 from .operator import HilbertCrossLinearOperator, HilbertLinearOperator, RefusedLinearOperator
 from .prediction import HilbertPredictionStrategy
 from .rejection import reject_failed_steps
-from .tolerance import choose_basis
-
-#: Relative shortfall of the represented prior variance that is warned about and made up for.
-SHORTFALL = 0.05
+from .tolerance import MAX_MISSING, choose_basis
 
 _NUM_PROBES = 64
 
@@ -96,7 +93,7 @@ class HilbertKernel(Kernel):
             self.expansion(domain.num_dims)  # an unsupported kernel or a size that does not fit is refused here
         self._cache = _FeatureCache()
         self._warned: set[type[Warning]] = set()
-        self._accepted_error = SHORTFALL
+        self._accepted_error = MAX_MISSING
 
     @classmethod
     def from_tolerance(
@@ -132,7 +129,7 @@ class HilbertKernel(Kernel):
             columns = columns[:, list(active_dims)]
         domain, num_basis = choose_basis(base_kernel, columns, tol)
         kernel = cls(base_kernel, domain.to(columns.device), num_basis, active_dims=active_dims)
-        kernel._accepted_error = max(tol, SHORTFALL)
+        kernel._accepted_error = max(tol, MAX_MISSING)
         return kernel
 
     @property

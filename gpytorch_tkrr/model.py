@@ -43,10 +43,8 @@ from .posterior import Posterior, PosteriorCovariance
 from .probit import as_signs
 from .source import TensorSource, TrainingData, as_source
 from .sums import Design
+from .tolerance import MAX_MISSING
 from .warp import InputWarp
-
-#: Missing prior variance is tolerated up to this fraction of it.
-MAX_MISSING = 0.05
 
 #: Posteriors that can be restored from a `state_dict`, by their kind.
 POSTERIORS: dict[str, Any] = {cls.kind: cls for cls in (LaplacePosterior, DrawsPosterior)}

@@ -41,15 +41,13 @@ from .hyperparameters import TOTAL_SPREAD, Hyperparameters
 from .modes import SeparableKernel
 from .probit import truncated_noise
 from .sums import Design, Residual
+from .tolerance import MAX_MISSING
 
 #: Smallest shape of the Gamma prior of the components' precisions.
 TAU_SHAPE = 2.0
 
 #: Shape and scale of the default inverse-Gamma prior of the noise variance, in units of the targets' variance.
 NOISE_SHAPE, NOISE_SCALE = 1.0, 1e-3
-
-#: A lengthscale must leave at least this fraction of a mode's prior variance represented, all over the data's range.
-MIN_REPRESENTED = 0.95
 
 #: How often, after each sweep, scale is moved between random pairs of modes.
 NUM_BALANCINGS = 2
@@ -349,7 +347,7 @@ class GibbsSampler:
         for d, users in enumerate(self.hyperparameters.variance_users):
             if users & set(index):
                 exact = self.separable.modes[d].prior_variance(self.grids[d])
-                if float((self.squares[d] @ self.variances[d] / exact).min()) < MIN_REPRESENTED:
+                if float((self.squares[d] @ self.variances[d] / exact).min()) < 1 - MAX_MISSING:
                     return False
         return True
 

@@ -23,6 +23,10 @@ from .expansion import Box, Expansion, Periodic, Sines, expand_child
 from .index_set import FullTensor
 from .spectral import marginal_density
 
+#: Up to this fraction of the prior variance may be missing in the basis without a word; beyond it is warned about and
+#: made up for, and hyperparameters are not drawn there.
+MAX_MISSING = 0.05
+
 #: `from_tolerance` refuses to choose more functions than this.
 MAX_CHOSEN_FUNCTIONS = 4_000
 

@@ -18,7 +18,8 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.priors import LogNormalPrior
 
 from gpytorch_tkrr import TKRR, Domain, fit_gibbs
-from gpytorch_tkrr.sampler import MIN_REPRESENTED, TAU_SHAPE
+from gpytorch_tkrr.sampler import TAU_SHAPE
+from gpytorch_tkrr.tolerance import MAX_MISSING
 
 NUM_DIMS, RANK, NUM_BASIS, NUM_ROWS = 2, 2, 6, 15
 LENGTHSCALE, OUTPUTSCALE, NOISE = (math.log(0.4), 0.3), (math.log(30.0), 0.5), (math.log(3.0), 0.5)  # log-normal
@@ -70,7 +71,7 @@ class _Simulation:
             for factor, value in zip(self.model.covar_module.base_kernel.kernels, lengthscales, strict=True):
                 factor.kernels[1].lengthscale = value
             shares = [mode.represented_variance(self.grid) / mode.prior_variance(self.grid) for mode in modes]
-            if min(float(share.min()) for share in shares) >= MIN_REPRESENTED:
+            if min(float(share.min()) for share in shares) >= 1 - MAX_MISSING:
                 return lengthscales
 
     def draw(self) -> tuple[list[float], torch.Tensor]:
