@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.harness import Report, best_of
 from gpytorch_tkrr import TKRR, Domain, FrobeniusPenalty
 from gpytorch_tkrr.als import _Fit
-from gpytorch_tkrr.sums import FactorSums, add_direct
+from gpytorch_tkrr.sums import Design, FactorSums
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +33,9 @@ def run(args: argparse.Namespace) -> Report:
         "als_gram",
         f"Seconds of one factor update, N = {args.rows}, D = {args.dims}, M = {args.basis} sines, float64",
         notes=[
-            "speed_up: dense Gram matrix alone / our whole update. gram_per_gemm: our Gram matrix and right-hand side",
-            "against the bare matrix product of the same moments, its operands given.",
+            "speed_up: dense Gram matrix alone / our whole update. gram: the sums over data for Gram matrix and",
+            "right-hand side as the update forms them, by cells, distinct values or rows. gram_per_gemm: against the",
+            "bare matrix product of the same moments over all rows, its operands given.",
         ],
     )
     x = torch.rand(args.rows, args.dims, dtype=torch.float64)
@@ -69,7 +70,7 @@ def _measure(report: Report, args: argparse.Namespace, inputs: str, x: Tensor, y
         seconds = best_of(
             {
                 "update": lambda: fit.update(next(sweep), objective),
-                "gram": lambda: add_direct(sums, x[:, 0], p, y, None),
+                "gram": lambda: _add_up(fit.design, sums, p, y),
                 "gemm": lambda: _bare_product(moments, products),
                 "dense": lambda: _dense_gram(p.mT.contiguous(), features),
             },
@@ -85,6 +86,16 @@ def _measure(report: Report, args: argparse.Namespace, inputs: str, x: Tensor, y
         gemm=seconds["gemm"],
         gram_per_gemm=seconds["gram"] / seconds["gemm"],
     )
+
+
+def _add_up(design: Design, sums: FactorSums, p: Tensor, y: Tensor) -> None:
+    """The sums of mode 0 over the batches that the update keeps."""
+    start = 0
+    for rows in design._kept or ():
+        chunk = slice(start, start + rows.batch.num_rows)
+        rows.add_to(sums, 0, p[:, chunk], y[chunk])
+        start = chunk.stop
+    assert start == p.shape[1]
 
 
 def _dense_gram(p: Tensor, features: Tensor, rows: int = 8192) -> Tensor:

@@ -152,8 +152,8 @@ def gram_but(weights: CPWeights, d: int) -> tuple[Tensor, Tensor]:
     :param d: The mode left out; a number outside of `0 ... D - 1` leaves out none.
     :return: Correlations `(R, R)` with unit diagonal and :math:`\sum_{k \ne d} \log \|\hat w_{kr}\|`, `(R,)`.
     """
-    rest = [k for k in range(weights.num_dims) if k != d]
-    return weights.correlations[rest].prod(0), log_norm_but(weights, d)
+    rest = torch.cat([weights.correlations[: max(d, 0)], weights.correlations[d + 1 :]])
+    return rest.prod(0), log_norm_but(weights, d)
 
 
 def log_norm_but(weights: CPWeights, d: int) -> Tensor:

@@ -16,12 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import gpytorch
 import numpy as np
 import scipy.optimize
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from .conditional import Conditional, whitened_precision
 from .modes import SeparableKernel
@@ -71,12 +73,36 @@ def log_evidence(data: FactorData, variances: Tensor, prior: Tensor, noise: Tens
     :param noise: :math:`s^2`.
     """
     variances = variances.clamp(min=1e-250)  # the root of zero has no gradient
-    conditional = Conditional(whitened_precision(data.gram / noise, variances, prior))
-    c = (data.rhs * variances.sqrt() / noise).reshape(-1, 1)
-    quadratic = conditional.half_solve(c).square().sum()
+    precision = whitened_precision(data.gram, variances / noise, prior)
+    integral = _LogIntegral.apply(precision, (data.rhs * variances.sqrt() / noise).reshape(-1))
     logdet_prior = Conditional(prior).logdet() * variances.shape[0]
     misfit = data.count * torch.log(2 * math.pi * noise) + data.square / noise
-    return (logdet_prior - conditional.logdet() + quadratic - misfit) / 2
+    return integral + (logdet_prior - misfit) / 2
+
+
+class _LogIntegral(torch.autograd.Function):
+    r"""
+    :math:`\log \int e^{-w^\top P w / 2 + c^\top w} dw = \tfrac12 (c^\top P^{-1} c - \log |P|)` + const.
+
+    Its gradient needs no derivative of the Cholesky factor: with :math:`u = P^{-1} c` it is
+    :math:`-\tfrac12 (P^{-1} + u u^\top)` in P and u in c.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, precision: Tensor, c: Tensor) -> Tensor:
+        conditional = Conditional(precision)
+        u = conditional.solve(c)
+        ctx.save_for_backward(conditional.factor, conditional.scale, u)
+        ctx.jitter = conditional.jitter
+        return (c @ u - conditional.logdet()) / 2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        factor, scale, u = ctx.saved_tensors
+        inverse = Conditional.from_factor(factor, scale).covariance()
+        inverse.addr_(u, u).diagonal().mul_(1 + ctx.jitter)  # the jitter is a fraction of the diagonal
+        return inverse.mul_(-grad / 2), grad * u
 
 
 @dataclass
@@ -117,9 +143,10 @@ class HyperparameterStep:
         *,
         max_iterations: int = 5,
     ):
-        self.separable, self.modules, self.noise, self.outputscale = separable, modules, noise, outputscale
+        self.separable, self.noise, self.outputscale = separable, noise, outputscale
         self.grids, self.max_iterations = grids, max_iterations
         self.parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+        self.priors = [found[1:4] for module in modules for found in module.named_priors()]  # owner, prior, closure
         self.features = [mode.basis(grid).square() for mode, grid in zip(separable.modes, grids, strict=True)]
         self.users = [self._used_by(mode.variances()) for mode in separable.modes]  # parameter numbers of each mode
         self.common = self._used_by(noise()) | self._used_by(outputscale())
@@ -172,9 +199,8 @@ class HyperparameterStep:
 
     def _log_priors(self) -> Tensor:
         total = torch.zeros((), dtype=torch.float64)
-        for module in self.modules:
-            for _, owner, prior, closure, _ in module.named_priors():
-                total = total + prior.log_prob(closure(owner)).double().sum().cpu()
+        for owner, prior, closure in self.priors:
+            total = total + prior.log_prob(closure(owner)).double().sum().cpu()
         return total
 
 
