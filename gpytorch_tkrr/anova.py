@@ -72,8 +72,8 @@ def anova_kernel(
 
     :param num_dims: D.
     :param center: :math:`m`, the middle of the inputs, a number or `(D,)`.
-    :param half_range: Half the range of the inputs, a number or `(D,)`: lengthscales start at half of it and linear
-        functions at the same size as the others.
+    :param half_range: Half the range of the inputs, a number or `(D,)`: lengthscales start at half of it, and
+        linear functions have their variance there.
     :param outputscale: The variance that f starts with in the middle of the inputs.
 
     Example:
@@ -86,20 +86,22 @@ def anova_kernel(
         raise SizeError(f"num_dims must be at least 1; got {num_dims}.")
     centers = _per_dimension("center", center, num_dims)
     half_ranges = _per_dimension("half_range", half_range, num_dims)
-    # Variance of the linear and of the smooth function, beside a constant of 1: the more inputs, the fewer of them act.
-    share = min(0.5, 2.0 / num_dims, 16.0 / num_dims**2)
+    # Variances beside a constant of 1. They fall with the number of inputs: the product must not have heavy tails, or
+    # components chase single points.
+    slope = min(0.5, 0.5 / num_dims)
+    bend = min(0.5, max(0.1 / num_dims, 0.4 / num_dims**2))
     factors: list[Kernel] = []
     for d, (middle, half) in enumerate(zip(centers, half_ranges, strict=True)):
         half = half if half > 0 else 1.0
         constant = ConstantKernel(active_dims=(d,))
         constant.constant = torch.tensor(1.0)
         linear = CenteredLinearKernel(middle, active_dims=(d,))
-        linear.variance = share / half**2
+        linear.variance = slope / half**2
         smooth = ScaleKernel(RBFKernel(active_dims=(d,)))
-        smooth.outputscale, smooth.base_kernel.lengthscale = share, half / 2
+        smooth.outputscale, smooth.base_kernel.lengthscale = bend, half / 2
         factors.append(AdditiveKernel(constant, linear, smooth))
     kernel = ScaleKernel(ProductKernel(*factors) if num_dims > 1 else factors[0])
-    kernel.outputscale = outputscale / (1 + share) ** num_dims
+    kernel.outputscale = outputscale / (1 + bend) ** num_dims
     return kernel
 
 

@@ -143,11 +143,12 @@ class NoiseModel:
 
     def start(self, current: float) -> float:
         """
-        The noise variance that a chain starts from: a tenth of the targets' variance, unless it is fixed.
+        The noise variance that a chain starts from: the targets' variance, unless it is fixed. A chain that starts with
+        little noise may stay where components explain single points.
 
         :param current: The likelihood's present noise variance.
         """
-        return min(max(0.1, self.lower), self.upper) if self.is_free else current
+        return min(max(1.0, self.lower), self.upper) if self.is_free else current
 
     def draw(self, current: float, square: float, count: float, rng: np.random.Generator) -> float:
         """
