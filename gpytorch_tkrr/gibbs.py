@@ -364,8 +364,8 @@ class _Fit:
 
     def _adapt_num_basis(self, state: GibbsState) -> None:
         """As many sines in each mode as its present lengthscale needs, and no more than it has distinct values."""
-        assert self.model.covar_module is not None and self.model.domain is not None
         model, old = self.model, count_per_dimension(self.model.num_basis, self.num_dims)
+        assert model.covar_module is not None and model.domain is not None
         most = [count if count < DEFAULT_NUM_BASIS else MAX_NUM_BASIS for count in old]
         wide = separate(model.covar_module, model.domain, most, self.num_dims).modes
         model.num_basis = tuple(
