@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import gpytorch
 import pytest
 import torch
 from hypothesis import settings
@@ -15,6 +17,16 @@ torch.set_num_threads(1)
 # The first example of a property test pays for imports and caches, so a deadline would measure the machine.
 settings.register_profile("tests", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("tests")
+
+
+@pytest.fixture(autouse=True)
+def computations(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Importing BoTorch changes GPyTorch's settings for the whole process: tests see them as their users would."""
+    fast = "botorch" not in request.module.__name__
+    names = ("covar_root_decomposition", "log_prob", "solves")
+    with gpytorch.settings.fast_computations(**dict.fromkeys(names, fast)):
+        with gpytorch.settings.max_cholesky_size(800 if fast else 4096):
+            yield
 
 
 @pytest.fixture(autouse=True)

@@ -39,6 +39,7 @@ def read(name):
         "docs/uncertainty.md",
         "docs/interpretation.md",
         "docs/scaling.md",
+        "docs/workflow.md",
         "docs/architecture.md",
     ],
 )
