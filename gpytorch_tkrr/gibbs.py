@@ -24,7 +24,7 @@ from .errors import ConvergenceWarning, InputError
 from .hyperparameters import Hyperparameters
 from .inference_data import draws_to_arviz
 from .laplace import LaplacePosterior
-from .modes import DEFAULT_NUM_BASIS, count_per_dimension, separate
+from .modes import separate
 from .parallel import as_processes
 from .probit import as_signs
 from .progress import progress_bar
@@ -364,9 +364,10 @@ class _Fit:
 
     def _adapt_num_basis(self, state: GibbsState) -> None:
         """As many sines in each mode as its present lengthscale needs, and no more than it has distinct values."""
-        model, old = self.model, count_per_dimension(self.model.num_basis, self.num_dims)
+        model = self.model
         assert model.covar_module is not None and model.domain is not None
-        most = [count if count < DEFAULT_NUM_BASIS else MAX_NUM_BASIS for count in old]
+        limits = model.max_num_basis or [MAX_NUM_BASIS] * self.num_dims
+        most = [min(limit, MAX_NUM_BASIS) for limit in limits]
         wide = separate(model.covar_module, model.domain, most, self.num_dims).modes
         model.num_basis = tuple(
             min(max(math.ceil(1.25 * needed), MIN_NUM_BASIS), limit)

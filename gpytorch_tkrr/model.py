@@ -121,6 +121,7 @@ class TKRR(GP):
         self.rank = int(rank)
         self.num_basis = DEFAULT_NUM_BASIS if num_basis is None else as_num_basis(num_basis)
         self.adapts_num_basis = num_basis is None
+        self.max_num_basis: tuple[int, ...] | None = None  # where it is adapted: no more than distinct values ask for
         self.mean_module = ConstantMean() if mean_module is None else mean_module
         self.fits_mean = mean_module is None
         self.covar_module = kernel
@@ -173,7 +174,8 @@ class TKRR(GP):
             warp = InputWarp.from_data(summary.sample, summary.lower, summary.upper)
             self.warp = warp if warp.columns.numel() else None
         if self.covar_module is None and self.adapts_num_basis:
-            self.num_basis = tuple(min(DEFAULT_NUM_BASIS, max(count, 2)) for count in summary.num_distinct())
+            self.max_num_basis = tuple(max(count, 2) for count in summary.num_distinct())
+            self.num_basis = tuple(min(DEFAULT_NUM_BASIS, most) for most in self.max_num_basis)
         if self.covar_module is None:
             kernel = anova_kernel(
                 summary.num_dims,
