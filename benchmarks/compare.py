@@ -13,7 +13,7 @@ from .harness import Report
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", help="names of models (default: all)")
-    parser.add_argument("--splits", type=int, default=FLIGHT_SIZES["splits"])
+    parser.add_argument("--splits", type=int, default=2)
     parser.add_argument("--max-train", type=int, default=FLIGHT_SIZES["max_train"])
     parser.add_argument("--max-test", type=int, default=FLIGHT_SIZES["max_test"])
     parser.add_argument("--seed", type=int, default=0)
