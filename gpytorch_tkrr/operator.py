@@ -32,6 +32,19 @@ from .expansion import Expansion, concatenate
 from .gram import GramCache, differentiable_gram, weighted_product
 
 
+def diagonal_for(operator: LinearOperator, diag: Tensor) -> DiagLinearOperator:
+    """
+    A diagonal operator that can be added to another one.
+
+    :param operator: The other one, `(..., n, n)`.
+    :param diag: `(..., n)`, or one number for all of the diagonal, `()` or `(..., 1)`.
+    """
+    if diag.dim() == 0 or diag.shape[-1] == 1:
+        diag = diag.unsqueeze(-1) if diag.dim() == 0 else diag
+        return ConstantDiagLinearOperator(diag, diag_shape=operator.shape[-1])
+    return DiagLinearOperator(diag.expand(*torch.broadcast_shapes(operator.shape[:-1], diag.shape)))
+
+
 class HilbertLinearOperator(LinearOperator):
     r"""
     The covariance matrix :math:`\Phi \operatorname{diag}(v) \Phi^\top` of a reduced-rank kernel.
@@ -210,10 +223,7 @@ class HilbertLinearOperator(LinearOperator):
         return (self.features.double() @ weights).movedim(-1, 0).to(self.dtype)
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
-        if diag.dim() == 0 or diag.shape[-1] == 1:
-            diag = diag.unsqueeze(-1) if diag.dim() == 0 else diag
-            return self + ConstantDiagLinearOperator(diag, diag_shape=self.shape[-1])
-        return self + DiagLinearOperator(diag.expand(*torch.broadcast_shapes(self.shape[:-1], diag.shape)))
+        return self + diagonal_for(self, diag)
 
     def __add__(self, other: Any) -> LinearOperator:
         if isinstance(other, DiagLinearOperator):

@@ -7,14 +7,13 @@ from typing import Any, Protocol
 import torch
 from linear_operator.operators import (
     AddedDiagLinearOperator,
-    ConstantDiagLinearOperator,
     DiagLinearOperator,
     LinearOperator,
 )
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from .operator import HilbertLinearOperator
+from .operator import HilbertLinearOperator, diagonal_for
 
 #: Rows whose covariance root is held at a time where only variances or products are asked for.
 CHUNK_ROWS = 1024
@@ -122,10 +121,7 @@ class PosteriorCovariance(LinearOperator):
         return self.low_rank().zero_mean_mvn_samples(num_samples)
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
-        if diag.dim() == 0 or diag.shape[-1] == 1:
-            diag = diag.unsqueeze(-1) if diag.dim() == 0 else diag
-            return self + ConstantDiagLinearOperator(diag, diag_shape=self.shape[-1])
-        return self + DiagLinearOperator(diag.expand(*torch.broadcast_shapes(self.shape[:-1], diag.shape)))
+        return self + diagonal_for(self, diag)
 
     def __add__(self, other: Any) -> LinearOperator:
         if isinstance(other, DiagLinearOperator):
