@@ -43,12 +43,27 @@ class Conditional:
     """
 
     def __init__(self, precision: Tensor):
-        diagonal = precision.diagonal().clamp(min=torch.finfo(torch.float64).tiny)
-        self.scale = diagonal.rsqrt()
-        scaled = precision * self.scale.unsqueeze(-1) * self.scale
-        if not bool(torch.isfinite(scaled.detach()).all()):
-            raise InputError("The sums over the data overflowed. Are inputs or targets of extreme magnitude?")
-        self.factor, self.jitter = jittered_cholesky(scaled)
+        self.scale = _unit_scale(precision.diagonal())
+        self.factor, self.jitter = jittered_cholesky(precision * self.scale.unsqueeze(-1) * self.scale)
+
+    @classmethod
+    def from_gram(cls, gram: Tensor, weight: Tensor, prior: Tensor) -> Conditional:
+        r"""
+        For :math:`P = \operatorname{diag}(u)\, G \operatorname{diag}(u) + \operatorname{diag}(q)`, scaled in two passes
+        over G.
+
+        :param gram: G, `(K, K)`.
+        :param weight: u, `(K,)`.
+        :param prior: q, `(K,)`.
+        """
+        scale = _unit_scale(gram.diagonal() * weight.square() + prior)
+        both = weight * scale
+        scaled = (gram * both.unsqueeze(-1)).mul_(both)
+        scaled.diagonal().fill_(1.0)
+        factor, jitter = jittered_cholesky(scaled)
+        conditional = cls.from_factor(factor, scale)
+        conditional.jitter = jitter
+        return conditional
 
     @classmethod
     def from_factor(cls, factor: Tensor, scale: Tensor) -> Conditional:
@@ -94,3 +109,10 @@ class Conditional:
     def logdet(self) -> Tensor:
         """:math:`\\log |P|`."""
         return 2 * (self.factor.diagonal().log() - self.scale.log()).sum()
+
+
+def _unit_scale(diagonal: Tensor) -> Tensor:
+    """What makes a diagonal one; where it is finite so are all entries of a positive semi-definite matrix."""
+    if not bool(torch.isfinite(diagonal).all()):
+        raise InputError("The sums over the data overflowed. Are inputs or targets of extreme magnitude?")
+    return diagonal.clamp(min=torch.finfo(torch.float64).tiny).rsqrt()

@@ -58,7 +58,7 @@ class FactorData:
         :param gram: Their Gram matrix, `(R, M, R, M)`.
         :param raw: The raw factor, scales of its components multiplied in, `(R, M)`.
         """
-        product = torch.einsum("risj,sj->ri", gram, raw)
+        product = (gram.reshape(raw.numel(), -1) @ raw.reshape(-1)).reshape(raw.shape)
         square = sums.square + (raw * (2 * sums.rhs + product)).sum()
         return cls(gram, sums.rhs + product, square, sums.count)
 

@@ -40,7 +40,7 @@ MAX_RHAT = 1.1
 
 #: Where the user has given no number of sines, as many are taken as leave out this fraction of the prior variance, a
 #: quarter more, and at least and at most so many.
-TAIL, MIN_NUM_BASIS, MAX_NUM_BASIS = 1e-4, 4, 48
+TAIL, MIN_NUM_BASIS, MAX_NUM_BASIS = 1e-3, 4, 32
 
 #: Components whose squared values, summed over all rows, stay below so many noise variances are dropped during warm-up.
 DEAD = 0.01

@@ -3,7 +3,7 @@ r"""A kernel's free hyperparameters as one vector of unconstrained coordinates, 
 Positive parameters are seen through their logarithm, others as they are. Priors registered on the kernel object are
 honoured; a parameter without one gets a weak default on its coordinate u:
 
-- a lengthscale: :math:`u \sim N(\log h, 0.5^2)` with h half the range of its input dimension;
+- a lengthscale: :math:`u \sim N(\log h, 0.6^2)` with h half the range of its input dimension;
 - the variance of a constant: :math:`u \sim N(u_0, \min(1.5^2, 4^2 / D))`, since D of them are multiplied;
 - any other: :math:`u \sim N(u_0, 1.5^2)` with :math:`u_0` the value that the first fit starts from.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from .modes import SeparableKernel
 
-LENGTHSCALE_SPREAD = 0.5
+LENGTHSCALE_SPREAD = 0.6
 DEFAULT_SPREAD = 1.5
 
 #: Bound on the standard deviation of the logarithm of a product over all modes: of their constants together, and of a

@@ -47,7 +47,7 @@ from .tolerance import MAX_MISSING
 TAU_SHAPE = 2.0
 
 #: Shape and scale of the default inverse-Gamma prior of the noise variance, in units of the targets' variance.
-NOISE_SHAPE, NOISE_SCALE = 1.0, 1e-3
+NOISE_SHAPE, NOISE_SCALE = 1.0, 5e-3
 
 #: How often, after each sweep, scale is moved between random pairs of modes.
 NUM_BALANCINGS = 2
@@ -85,9 +85,9 @@ class FactorConditional:
     def __init__(self, gram: Tensor, rhs: Tensor, variances: Tensor, prior: Tensor, noise: float):
         rank, size = rhs.shape
         self.root = variances.clamp(min=1e-300).sqrt()
-        precision = (gram * (self.root / noise).reshape(-1, 1, 1)).mul_(self.root).reshape(rank * size, rank * size)
-        precision.diagonal().add_(prior.repeat_interleave(size))
-        self.conditional = Conditional(precision)
+        weight = (self.root / math.sqrt(noise)).repeat(rank)
+        square = gram.reshape(rank * size, rank * size)
+        self.conditional = Conditional.from_gram(square, weight, prior.repeat_interleave(size))
         self.half = self.conditional.half_solve((rhs * self.root / noise).reshape(-1, 1)).squeeze(-1)
         self.log_evidence = float((size * prior.log().sum() - self.conditional.logdet() + self.half.square().sum()) / 2)
 
@@ -293,7 +293,7 @@ class GibbsSampler:
         current = self._moved(state, d, gram, rhs, adapt, move_scale)
         rank, size = rhs.shape
         factors[d] = current.draw(self._normal(rank, size))
-        fitted = torch.einsum("risj,sj->ri", gram, factors[d])
+        fitted = (gram.reshape(rank * size, -1) @ factors[d].reshape(-1)).reshape(rank, size)
         square = float(data.square + (factors[d] * (fitted - 2 * rhs)).sum())
         state.noise = self.noise_model.draw(state.noise, max(square, 0.0), float(sums.count), self.rng)
         blocks = gram.diagonal(dim1=0, dim2=2)  # (M, M, R)
