@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> Report:
         for model, splits in results.items():
             report.add(data=name, N=num_train[name], model=model, **summarise(splits))
     report.notes += [
-        "All scores are those of the normal distributions that likelihood(model(x)) gives; nlpd_mixture: of the mixture "
-        "over draws (log_predictive_density). coverage: of the central 95 % interval. seconds: training and prediction.",
+        "Scores of the normal distributions that likelihood(model(x)) gives; nlpd_mixture: of the mixture over draws "
+        "(log_predictive_density). coverage: of the central 95 % interval. seconds: training and prediction.",
         f"Bayesian T-KRR: raw data, rank {RANK}, one chain, 100 warm-up sweeps and 100 draws. ALS: raw data, rank "
         f"{RANK}, learned hyperparameters, block Laplace. Exact GP and RFF ({NUM_FEATURES} features): ARD RBF, 150 "
         "steps of Adam (0.1), Cholesky, float64. SVGP: 512 inducing points, ARD RBF, batches of 1024, Adam (0.01), "

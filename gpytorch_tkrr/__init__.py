@@ -19,6 +19,7 @@ from .effects import EmpiricalMeasure, MainEffects, SobolIndices, UniformMeasure
 from .errors import (
     ApproximationWarning,
     CheckpointError,
+    ConstraintWarning,
     ConvergenceWarning,
     DenseFallbackWarning,
     DomainError,
@@ -59,6 +60,7 @@ __all__ = [
     "CheckpointError",
     "ColumnPenalty",
     "Comparison",
+    "ConstraintWarning",
     "ConvergenceWarning",
     "DenseFallbackWarning",
     "Domain",

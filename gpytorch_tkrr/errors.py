@@ -63,6 +63,10 @@ class SeparableKernelWarning(TKRRWarning):
     """A radial kernel is used as the product of its one-dimensional kernels."""
 
 
+class ConstraintWarning(TKRRWarning):
+    """A bound of a parameter, not the data, decides its value."""
+
+
 class ConvergenceWarning(TKRRWarning):
     """An iteration stopped before it converged."""
 

@@ -20,7 +20,7 @@ from .als import near_constant
 from .checkpoint import Checkpoint, as_checkpoint, fit_identity, move_tensors, require_same_fit
 from .diagnostics import effective_sample_size, split_rhat
 from .ensemble import DrawsPosterior
-from .errors import ConvergenceWarning, InputError
+from .errors import ConstraintWarning, ConvergenceWarning, InputError
 from .hyperparameters import Hyperparameters
 from .inference_data import draws_to_arviz
 from .laplace import LaplacePosterior
@@ -44,6 +44,10 @@ TAIL, MIN_NUM_BASIS, MAX_NUM_BASIS = 1e-3, 4, 32
 
 #: Components whose squared values, summed over all rows, stay below so many noise variances are dropped during warm-up.
 DEAD = 0.01
+
+#: The lower bound of the noise that GPyTorch sets where the user sets none. It is worth a warning if it is more than
+#: this fraction of the variance of the targets and most draws lie this close to it.
+DEFAULT_BOUND, LARGE_FRACTION, NEAR = 1e-4, 1e-3, 1.05
 
 #: What a checkpoint holds of a chain that is being run, beside its state and its random numbers.
 RUN_STATE = ("sweep", "peak", "factors", "noise", "hyperparameters", "energies")
@@ -424,8 +428,23 @@ class _Fit:
         energies = torch.cat([chain.energies for chain in chains])  # (S, R), in units of the targets' variance
         effective_rank = float((energies > 1e-3).sum(-1).double().mean())
         rhat, ess = self._diagnose(posterior, len(chains))
+        self._warn_of_bound(posterior)
         message = _verdict(posterior, len(chains), rhat, [mode.num_functions for mode in self.separable.modes])
         return GibbsResult(self.model, posterior, rhat, ess, effective_rank, message)
+
+    def _warn_of_bound(self, posterior: DrawsPosterior) -> None:
+        """Say so where the smallest noise that GPyTorch allows by default is too large for the targets."""
+        unit = self.training.scale**2
+        is_default = math.isclose(self.noise_model.lower * unit, DEFAULT_BOUND, rel_tol=1e-3)
+        near = (posterior.noise < NEAR * DEFAULT_BOUND).double().mean()
+        if self.noise_model.is_free and is_default and self.noise_model.lower > LARGE_FRACTION and near > 0.5:
+            warnings.warn(
+                f"The noise variance lies at {DEFAULT_BOUND:g}, GPyTorch's default lower bound, which is "
+                f"{self.noise_model.lower:.1%} of the variance of the targets. Scale the targets to unit variance, or "
+                "pass GaussianLikelihood(noise_constraint=GreaterThan(...)) with a smaller bound.",
+                ConstraintWarning,
+                stacklevel=4,
+            )
 
     def _diagnose(self, posterior: DrawsPosterior, num_chains: int) -> tuple[dict[str, float], dict[str, float]]:
         sample = self.training.summary.sample

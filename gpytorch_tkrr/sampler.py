@@ -296,8 +296,9 @@ class GibbsSampler:
         fitted = (gram.reshape(rank * size, -1) @ factors[d].reshape(-1)).reshape(rank, size)
         square = float(data.square + (factors[d] * (fitted - 2 * rhs)).sum())
         state.noise = self.noise_model.draw(state.noise, max(square, 0.0), float(sums.count), self.rng)
-        blocks = gram.diagonal(dim1=0, dim2=2)  # (M, M, R)
-        self.energies = torch.einsum("ri,ijr,rj->r", factors[d], blocks, factors[d]) / sums.count
+        blocks = gram.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # (R, M, M)
+        products = torch.bmm(blocks, factors[d].unsqueeze(-1)).squeeze(-1)
+        self.energies = (factors[d] * products).sum(-1) / sums.count
 
     def _moved(
         self, state: GibbsState, d: int, gram: Tensor, rhs: Tensor, adapt: float, move_scale: bool

@@ -12,7 +12,16 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.priors import LogNormalPrior
 
-from gpytorch_tkrr import TKRR, ConvergenceWarning, Domain, NotFittedError, SizeError, fit_als, fit_gibbs
+from gpytorch_tkrr import (
+    TKRR,
+    ConstraintWarning,
+    ConvergenceWarning,
+    Domain,
+    NotFittedError,
+    SizeError,
+    fit_als,
+    fit_gibbs,
+)
 
 SHORT = {"num_draws": 20, "num_warmup": 20, "seed": 0}
 
@@ -204,3 +213,12 @@ def test_number_of_functions_follows_lengthscales_and_distinct_values():
     fixed = TKRR(x, y, GaussianLikelihood(), rank=3, num_basis=9)
     fit_gibbs(fixed, num_draws=4, num_warmup=20, seed=0)
     assert fixed.num_basis == 9
+
+
+def test_a_bound_of_the_noise_that_decides_is_reported():
+    """GPyTorch's smallest noise variance, 1e-4, is a tenth of the variance of these targets."""
+    x, y = _data()
+    y = (y - y.mean()) / y.std() * 1e-3**0.5
+    with pytest.warns(ConstraintWarning, match="default lower bound, which is 10.1% of the variance"):
+        fit_gibbs(_model(x, y), **SHORT)
+    fit_gibbs(_model(x, 1e3 * y), **SHORT)  # no warning
