@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,19 +15,29 @@ from typing import Any
 FIRST = ("kernel", "model", "domain", "index_set")
 
 
-def api_page(package: ModuleType) -> str:
-    """Every public name, under the module that defines it."""
+def api_page(package: ModuleType, clients: Sequence[str] = ()) -> str:
+    """
+    Every public name, under the module that defines it.
+
+    :param package: The package.
+    :param clients: Its modules for other libraries, whose names are not imported from the top.
+    """
     groups: dict[str, list[str]] = {}
     for name in package.__all__:
         groups.setdefault(getattr(package, name).__module__, []).append(name)
     lines = ["# API reference", "", f"All names are imported from the top: `import {package.__name__} as tkrr`.", ""]
     for module_name in sorted(groups, key=_position):
         summary = inspect.cleandoc(importlib.import_module(module_name).__doc__ or "").partition("\n\n")[0]
-        lines += [f"## `{module_name.rpartition('.')[2]}.py`", "", "```{eval-rst}", summary, ""]
-        for name in groups[module_name]:
-            lines += [*_directive(package, name), ""]
-        lines += ["```", ""]
+        lines += _api_section(f"{module_name.rpartition('.')[2]}.py", summary, package, groups[module_name])
+    for name in clients:
+        client = importlib.import_module(f"{package.__name__}.{name}")
+        lines += _api_section(f"tkrr.{name}", inspect.cleandoc(client.__doc__ or ""), client, client.__all__)
     return "\n".join(lines)
+
+
+def _api_section(heading: str, summary: str, module: ModuleType, names: Sequence[str]) -> list[str]:
+    directives = [line for name in names for line in (*_directive(module, name), "")]
+    return [f"## `{heading}`", "", "```{eval-rst}", summary, "", *directives, "```", ""]
 
 
 def _position(module_name: str) -> tuple[bool, int, str]:

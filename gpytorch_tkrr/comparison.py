@@ -55,6 +55,17 @@ class Comparison:
     :param trials: One for each model and split.
     :param facts: Rows, inputs, splits, limits, and the machine.
     :param notes: Name of a model -> how it was trained.
+
+    Example:
+        >>> import torch, gpytorch_tkrr as tkrr
+        >>> x = torch.rand(100, 2)
+        >>> result = tkrr.compare(x, x[:, 0] + x[:, 1], models=["mean", "linear"], splits=2, isolate=False)
+        >>> list(result.table().columns[:4])
+        ['RMSE', 'NLPD', '95 % coverage', 'CRPS']
+        >>> result.scores().shape[0]  # a row for each model and split
+        4
+        >>> len(result.plot().axes)  # two scores against training time, and the calibration curve
+        3
     """
 
     title: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import importlib.util
 import json
 import re
@@ -18,6 +19,7 @@ from benchmarks.harness import Report
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gpytorch_tkrr"
+CLIENTS = ("botorch", "pyro")  # modules for other libraries
 
 _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
 generate = importlib.util.module_from_spec(_spec)
@@ -58,9 +60,30 @@ def test_code_runs(page):
         exec(compile(block, page, "exec"), names)
 
 
+def public_names():
+    """Every public name -> what it stands for; those for other libraries where they are installed."""
+    names = {name: getattr(gpytorch_tkrr, name) for name in gpytorch_tkrr.__all__}
+    for client in CLIENTS:
+        if importlib.util.find_spec(client):
+            module = getattr(gpytorch_tkrr, client)
+            names.update({f"{client}.{name}": getattr(module, name) for name in module.__all__})
+    return names
+
+
 def test_api_page_has_every_public_name_once():
-    named = re.findall(r"^\.\. auto\w+:: gpytorch_tkrr\.(\w+)$", generate.api_page(gpytorch_tkrr), re.MULTILINE)
-    assert sorted(named) == sorted(gpytorch_tkrr.__all__)
+    pytest.importorskip("botorch")
+    pytest.importorskip("pyro")
+    page = generate.api_page(gpytorch_tkrr, CLIENTS)
+    named = re.findall(r"^\.\. auto\w+:: gpytorch_tkrr\.([\w.]+)$", page, re.MULTILINE)
+    assert sorted(named) == sorted(public_names())
+
+
+def test_public_names_have_an_example():
+    """The examples themselves are run by ``pytest --doctest-modules gpytorch_tkrr``."""
+    parser = doctest.DocTestParser()
+    documented = {name: value.__doc__ or "" for name, value in public_names().items()}
+    shown = {name for name, text in documented.items() if any(each.want for each in parser.get_examples(text))}
+    assert [name for name in documented if name not in shown or "Example:" not in documented[name]] == []
 
 
 def test_benchmark_page(tmp_path):
