@@ -174,6 +174,8 @@ def fit_als(
 
 def _start_scales(model: TKRR, variance: float) -> None:
     """Bring noise and output scale near the targets' variance where they are orders of magnitude away from it."""
+    if variance == 0:
+        return  # constant targets are no scale
     assert model.covar_module is not None
     for parameter in (*model.likelihood.parameters(), *model.covar_module.parameters()):
         if parameter.requires_grad and not 1e3 * variance < torch.finfo(parameter.dtype).max:

@@ -184,8 +184,8 @@ class Comparison:
 
 _LEGEND: dict[Task, list[str]] = {
     "regression": [
-        "RMSE, NLPD (mean negative log predictive density) and CRPS (continuous ranked probability score) are in the "
-        "units of the target; lower is better. Coverage: share of test targets inside the central 95 % interval.",
+        "RMSE and CRPS (continuous ranked probability score) are in the units of the target; NLPD is the mean negative "
+        "log predictive density. Lower is better. Coverage: share of test targets inside the central 95 % interval.",
     ],
     "classification": [
         "error: share of wrong classes. NLL: mean negative log likelihood. Calibration error: mean distance between "
@@ -226,6 +226,8 @@ def check_output(directory: str | Path, *, overwrite: bool) -> list[Path]:
     :param overwrite: Whether files may be replaced.
     """
     directory = Path(directory)
+    if directory.exists() and not directory.is_dir():
+        raise NotADirectoryError(f"{directory} is a file; the report needs a folder.")
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / "report.html", directory / "results.json"]
     for path in paths:
@@ -299,6 +301,9 @@ def compare(
             "train_fraction must lie between 0 and 1, splits and max_test must be at least 1, max_train at least 2; "
             f"got {train_fraction}, {splits}, {max_test} and {max_train}."
         )
+    for name, limit in (("time_limit", time_limit), ("memory_limit", memory_limit)):
+        if limit is not None and not limit > 0:
+            raise InputError(f"{name} must be positive; got {limit:g}.")
     contenders = _named(models, data.task, seed, progress)
     trials: list[Trial] = []
     rows = list(_split_rows(len(data.y), train_fraction, splits, max_train, max_test, seed))

@@ -203,6 +203,8 @@ def test_predictions_that_cannot_be_scored(answer, task, message):
         (torch.rand(30, 2), torch.rand(30), {"models": [Line(), Line()]}, "Two models"),
         (torch.rand(30, 2), torch.rand(30), {"models": []}, "no models"),
         (torch.rand(30, 2), torch.rand(30), {"train_fraction": 1.0}, "train_fraction"),
+        (torch.rand(30, 2), torch.rand(30), {"time_limit": 0.0}, "time_limit must be positive; got 0"),
+        (torch.rand(30, 2), torch.rand(30), {"memory_limit": -1}, "memory_limit must be positive; got -1"),
     ],
 )
 def test_bad_input(x, y, options, message):
