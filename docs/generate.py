@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+#: Where pages that are made go.
+GENERATED = Path(__file__).parent / "generated"
 
 #: Modules that a reader looks for first; the others follow by name, errors last.
 FIRST = ("kernel", "model", "domain", "index_set")
@@ -54,7 +58,11 @@ def _directive(package: ModuleType, name: str) -> list[str]:
 
 
 def benchmark_page(results: Path) -> str:
-    """A table for every JSON file that ``python -m benchmarks`` has written."""
+    """
+    A section for every JSON file that ``python -m benchmarks`` has written: table, notes, settings, machine, figure.
+
+    :param results: The folder of these files.
+    """
     lines = [
         "# Benchmarks",
         "",
@@ -74,6 +82,9 @@ def benchmark_page(results: Path) -> str:
         lines += ["No results are stored with this copy of the documentation.", ""]
     for path in paths:
         lines += _benchmark_section(json.loads(path.read_text(encoding="utf-8")))
+        figure = path.with_suffix(".png")
+        if figure.exists():
+            lines += [f"![What {path.stem} measures, drawn]({Path(os.path.relpath(figure, GENERATED)).as_posix()})", ""]
     return "\n".join(lines)
 
 
@@ -102,7 +113,9 @@ def _benchmark_section(report: dict[str, Any]) -> list[str]:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def _escape(text: str) -> str:

@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "--method",
         choices=["gibbs", "als"],
         default="gibbs",
-        help="Gibbs sampling (default), or alternating least squares: faster, less well calibrated",
+        help="Gibbs sampling (default), or alternating least squares: one solution, approximate intervals",
     )
     command.add_argument("--rank", type=int, help="R, the number of components")
     command.add_argument("--num-basis", type=int, help="M, the number of sines per input")

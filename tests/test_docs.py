@@ -92,13 +92,17 @@ def test_benchmark_page(tmp_path):
     report = Report("speed_of_light", "Metres per second in a_vacuum", notes=["Measured at night."])
     report.add(medium="vacuum", speed=299792458, ratio=1.0)
     report.add(medium="wa|ter", speed=225000000)
+    report.add(medium="glass", speed=2e8 + 0.25)
     report.write(tmp_path, options={"repeat": 3})
     page = generate.benchmark_page(tmp_path)
     assert "No results are stored" not in page
     assert "| medium | speed | ratio |\n| --- | ---: | ---: |\n| vacuum | 299792458 | 1 |" in page
-    assert "| wa\\|ter | 225000000 |  |" in page
+    assert "| wa\\|ter | 225000000 |  |" in page and "| glass | 200000000 |" in page
     assert "a\\_vacuum" in page and "Measured at night." in page and "repeat = 3" in page
-    assert f"torch {torch.__version__}" in page
+    assert f"torch {torch.__version__}" in page and "![" not in page
+    (tmp_path / "speed_of_light.png").touch()
+    (figure,) = re.findall(r"!\[.*\]\((.*)\)", generate.benchmark_page(tmp_path))
+    assert (generate.GENERATED / figure).resolve() == (tmp_path / "speed_of_light.png").resolve()
 
 
 def test_files_named_in_the_docs_exist():
