@@ -95,7 +95,8 @@ class Comparison:
 
     def table(self) -> DataFrame:
         """
-        A row for each model: mean ± standard deviation over splits, the best score of each column with an asterisk.
+        A row for each model: mean ± standard deviation over splits, the best score of each column with an asterisk, or
+        several where they are equal.
 
         Coverage is best where it is nearest to 95 %. Means are over the splits on which a model came to an end.
         """
@@ -155,16 +156,15 @@ class Comparison:
         names = list(dict.fromkeys(trial.model for trial in self.trials))
         columns = {**SCORES[self.task], **_COSTS}
         values = {name: {column: self._values(name, column) for column in columns} for name in names}
-        best = {}
+        best: set[tuple[str, str]] = set()
         for column in SCORES[self.task]:
-            target = 0.95 if column == "coverage" else -math.inf
             means = {name: fmean(values[name][column]) for name in names if values[name][column]}
-            if means:
-                best[column] = min(means, key=lambda name: means[name] if target < 0 else abs(means[name] - target))
+            losses = {name: abs(mean - 0.95) if column == "coverage" else mean for name, mean in means.items()}
+            best |= {(name, column) for name, loss in losses.items() if loss == min(losses.values())}
         rows = [["model", *columns.values(), "status"]]
         for name in names:
             cells = [
-                _format(column, values[name][column]) + (" *" if best.get(column) == name else "") for column in columns
+                _format(column, values[name][column]) + (" *" if (name, column) in best else "") for column in columns
             ]
             rows.append([name, *cells, self._status(name)])
         return rows

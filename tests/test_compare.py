@@ -226,6 +226,14 @@ def test_table():
     assert str(result).startswith("Comparison of models\n")
 
 
+def test_equal_scores_are_both_the_best():
+    x, _ = make_data(60)
+    result = tkrr.compare(
+        x, x.sum(1), models={"one": Line(), "two": Line(), "mean": CONTENDERS["mean"]()}, isolate=False
+    )
+    assert [cell.endswith("*") for cell in result.table()["RMSE"]] == [True, True, False]
+
+
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_report(task, tmp_path):
     x, y = make_data(100)
