@@ -186,14 +186,15 @@ def fit_file(
         raise InputError(f"The target is constant: all values are {summary.mean:g}. There is nothing to learn.")
     contender.model = contender.new_model().double()
     fit = fit_gibbs if method == "tkrr-gibbs" else partial(fit_als, learn_hyperparameters=True)
-    options: dict[str, Any] = {
-        "seed": seed,
-        "progress": progress,
-        "memory": memory,
-        "group": processes,
-        "checkpoint": checkpoint,
-    }
-    fit(contender.model, data=rows, **options)
+    fit(
+        contender.model,
+        data=rows,
+        seed=seed,
+        progress=progress,
+        memory=memory,
+        group=processes,
+        checkpoint=checkpoint,
+    )
     return SavedModel(method, contender, Columns(table.inputs), target, None)
 
 
