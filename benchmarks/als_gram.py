@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> Report:
         "als_gram",
         f"Seconds of one factor update, N = {args.rows}, D = {args.dims}, M = {args.basis} sines, float64",
         notes=[
-            "speed_up: dense Gram matrix alone / our whole update. gram: the sums over data for Gram matrix and",
-            "right-hand side as the update forms them, by cells, distinct values or rows. gram_per_gemm: against the",
+            "speed_up: dense Gram matrix alone / our whole update. gram: the sums over data for Gram matrix and "
+            "right-hand side as the update forms them, by cells, distinct values or rows. gram_per_gemm: against the "
             "bare matrix product of the same moments over all rows, its operands given.",
         ],
     )

@@ -38,7 +38,7 @@ html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["layout.css"]
 
-GENERATED = DOCS / "generated"
-generate.write_if_changed(GENERATED / "api.md", generate.api_page(gpytorch_tkrr))
+GENERATED = generate.GENERATED
+generate.write_if_changed(GENERATED / "api.md", generate.api_page(gpytorch_tkrr, ["botorch", "pyro"]))
 generate.write_if_changed(GENERATED / "benchmarks.md", generate.benchmark_page(ROOT / "benchmarks" / "results"))
 generate.tutorials(ROOT / "tutorials", GENERATED)

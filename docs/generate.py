@@ -5,28 +5,43 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+#: Where pages that are made go.
+GENERATED = Path(__file__).parent / "generated"
 
 #: Modules that a reader looks for first; the others follow by name, errors last.
 FIRST = ("kernel", "model", "domain", "index_set")
 
 
-def api_page(package: ModuleType) -> str:
-    """Every public name, under the module that defines it."""
+def api_page(package: ModuleType, clients: Sequence[str] = ()) -> str:
+    """
+    Every public name, under the module that defines it.
+
+    :param package: The package.
+    :param clients: Its modules for other libraries, whose names are not imported from the top.
+    """
     groups: dict[str, list[str]] = {}
     for name in package.__all__:
         groups.setdefault(getattr(package, name).__module__, []).append(name)
     lines = ["# API reference", "", f"All names are imported from the top: `import {package.__name__} as tkrr`.", ""]
     for module_name in sorted(groups, key=_position):
         summary = inspect.cleandoc(importlib.import_module(module_name).__doc__ or "").partition("\n\n")[0]
-        lines += [f"## `{module_name.rpartition('.')[2]}.py`", "", "```{eval-rst}", summary, ""]
-        for name in groups[module_name]:
-            lines += [*_directive(package, name), ""]
-        lines += ["```", ""]
+        lines += _api_section(f"{module_name.rpartition('.')[2]}.py", summary, package, groups[module_name])
+    for name in clients:
+        client = importlib.import_module(f"{package.__name__}.{name}")
+        lines += _api_section(f"tkrr.{name}", inspect.cleandoc(client.__doc__ or ""), client, client.__all__)
     return "\n".join(lines)
+
+
+def _api_section(heading: str, summary: str, module: ModuleType, names: Sequence[str]) -> list[str]:
+    directives = [line for name in names for line in (*_directive(module, name), "")]
+    return [f"## `{heading}`", "", "```{eval-rst}", summary, "", *directives, "```", ""]
 
 
 def _position(module_name: str) -> tuple[bool, int, str]:
@@ -43,7 +58,11 @@ def _directive(package: ModuleType, name: str) -> list[str]:
 
 
 def benchmark_page(results: Path) -> str:
-    """A table for every JSON file that ``python -m benchmarks`` has written."""
+    """
+    A section for every JSON file that ``python -m benchmarks`` has written: table, notes, settings, machine, figure.
+
+    :param results: The folder of these files.
+    """
     lines = [
         "# Benchmarks",
         "",
@@ -63,6 +82,9 @@ def benchmark_page(results: Path) -> str:
         lines += ["No results are stored with this copy of the documentation.", ""]
     for path in paths:
         lines += _benchmark_section(json.loads(path.read_text(encoding="utf-8")))
+        figure = path.with_suffix(".png")
+        if figure.exists():
+            lines += [f"![What {path.stem} measures, drawn]({Path(os.path.relpath(figure, GENERATED)).as_posix()})", ""]
     return "\n".join(lines)
 
 
@@ -91,7 +113,9 @@ def _benchmark_section(report: dict[str, Any]) -> list[str]:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def _escape(text: str) -> str:

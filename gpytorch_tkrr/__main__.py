@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return args.run(args)
-    except (TKRRError, FileExistsError, PermissionError, ImportError) as error:
+    except (TKRRError, OSError, ImportError) as error:
         print(f"gpytorch-tkrr {args.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         "--models", nargs="+", choices=list(CONTENDERS), metavar="MODEL", help=f"any of {', '.join(CONTENDERS)}"
     )
     command.add_argument("--train-fraction", type=float, default=0.8, help="share of training rows (default: 0.8)")
-    command.add_argument("--splits", type=int, help="random splits (default: 3; flight delays: 2)")
+    command.add_argument("--splits", type=int, help="random splits (default: 3; flight delays: 1)")
     command.add_argument("--max-train", type=int, help="largest number of training rows, drawn at random")
     command.add_argument("--max-test", type=int, help="largest number of test rows (default: 10000)")
     command.add_argument("--time-limit", type=float, default=300.0, help="seconds per model and split (default: 300)")
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "--method",
         choices=["gibbs", "als"],
         default="gibbs",
-        help="Gibbs sampling (default), or alternating least squares: faster, less well calibrated",
+        help="Gibbs sampling (default), or alternating least squares: one solution, approximate intervals",
     )
     command.add_argument("--rank", type=int, help="R, the number of components")
     command.add_argument("--num-basis", type=int, help="M, the number of sines per input")
@@ -206,7 +206,6 @@ def _predict(args: argparse.Namespace) -> int:
     _check_free(args.output, args.force)
     model = SavedModel.load(args.model)
     predictions = model.predict(read_table(args.data), drop_missing=args.drop_missing)
-    args.output.parent.mkdir(parents=True, exist_ok=True)
     part = args.output.with_name(args.output.name + ".part")
     predictions.to_csv(part, index=False)
     os.replace(part, args.output)
@@ -226,8 +225,12 @@ def _read(args: argparse.Namespace) -> tuple[pd.DataFrame, Columns]:
 
 
 def _check_free(path: Path, force: bool) -> None:
+    """An error before the work, not after it."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; --output is the name of a file.")
     if path.exists() and not force:
         raise FileExistsError(f"{path} exists already. Use --force to overwrite it.")
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,18 @@ class ALSResult:
     :param sweeps: Number of whole sweeps 1 -> D -> 1.
     :param converged: Whether the last sweep improved the objective by less than `rel_tol`.
     :param message: Why it stopped, and what to try next.
+
+    Example:
+        >>> import gpytorch, torch, gpytorch_tkrr as tkrr
+        >>> x = torch.rand(100, 2)
+        >>> likelihood = gpytorch.likelihoods.GaussianLikelihood()
+        >>> likelihood.noise = 0.01
+        >>> model = tkrr.TKRR(x, x[:, 0] * x[:, 1], likelihood, rank=2)
+        >>> result = tkrr.fit_als(model, max_sweeps=3, rel_tol=0.0, seed=0)
+        >>> result.sweeps, len(result.objective), result.objective[-1] < result.objective[0]
+        (3, 7, True)
+        >>> result.message.partition(";")[0]
+        'Stopped after 3 sweeps'
     """
 
     objective: list[float] = field(default_factory=list)
@@ -162,6 +174,8 @@ def fit_als(
 
 def _start_scales(model: TKRR, variance: float) -> None:
     """Bring noise and output scale near the targets' variance where they are orders of magnitude away from it."""
+    if variance == 0:
+        return  # constant targets are no scale
     assert model.covar_module is not None
     for parameter in (*model.likelihood.parameters(), *model.covar_module.parameters()):
         if parameter.requires_grad and not 1e3 * variance < torch.finfo(parameter.dtype).max:

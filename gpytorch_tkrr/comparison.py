@@ -55,6 +55,17 @@ class Comparison:
     :param trials: One for each model and split.
     :param facts: Rows, inputs, splits, limits, and the machine.
     :param notes: Name of a model -> how it was trained.
+
+    Example:
+        >>> import torch, gpytorch_tkrr as tkrr
+        >>> x = torch.rand(100, 2)
+        >>> result = tkrr.compare(x, x[:, 0] + x[:, 1], models=["mean", "linear"], splits=2, isolate=False)
+        >>> list(result.table().columns[:4])
+        ['RMSE', 'NLPD', '95 % coverage', 'CRPS']
+        >>> result.scores().shape[0]  # a row for each model and split
+        4
+        >>> len(result.plot().axes)  # two scores against training time, and the calibration curve
+        3
     """
 
     title: str
@@ -84,7 +95,8 @@ class Comparison:
 
     def table(self) -> DataFrame:
         """
-        A row for each model: mean ± standard deviation over splits, the best score of each column with an asterisk.
+        A row for each model: mean ± standard deviation over splits, the best score of each column with an asterisk, or
+        several where they are equal.
 
         Coverage is best where it is nearest to 95 %. Means are over the splits on which a model came to an end.
         """
@@ -144,16 +156,15 @@ class Comparison:
         names = list(dict.fromkeys(trial.model for trial in self.trials))
         columns = {**SCORES[self.task], **_COSTS}
         values = {name: {column: self._values(name, column) for column in columns} for name in names}
-        best = {}
+        best: set[tuple[str, str]] = set()
         for column in SCORES[self.task]:
-            target = 0.95 if column == "coverage" else -math.inf
             means = {name: fmean(values[name][column]) for name in names if values[name][column]}
-            if means:
-                best[column] = min(means, key=lambda name: means[name] if target < 0 else abs(means[name] - target))
+            losses = {name: abs(mean - 0.95) if column == "coverage" else mean for name, mean in means.items()}
+            best |= {(name, column) for name, loss in losses.items() if loss == min(losses.values())}
         rows = [["model", *columns.values(), "status"]]
         for name in names:
             cells = [
-                _format(column, values[name][column]) + (" *" if best.get(column) == name else "") for column in columns
+                _format(column, values[name][column]) + (" *" if (name, column) in best else "") for column in columns
             ]
             rows.append([name, *cells, self._status(name)])
         return rows
@@ -173,8 +184,8 @@ class Comparison:
 
 _LEGEND: dict[Task, list[str]] = {
     "regression": [
-        "RMSE, NLPD (mean negative log predictive density) and CRPS (continuous ranked probability score) are in the "
-        "units of the target; lower is better. Coverage: share of test targets inside the central 95 % interval.",
+        "RMSE and CRPS (continuous ranked probability score) are in the units of the target; NLPD is the mean negative "
+        "log predictive density. Lower is better. Coverage: share of test targets inside the central 95 % interval.",
     ],
     "classification": [
         "error: share of wrong classes. NLL: mean negative log likelihood. Calibration error: mean distance between "
@@ -215,6 +226,8 @@ def check_output(directory: str | Path, *, overwrite: bool) -> list[Path]:
     :param overwrite: Whether files may be replaced.
     """
     directory = Path(directory)
+    if directory.exists() and not directory.is_dir():
+        raise NotADirectoryError(f"{directory} is a file; the report needs a folder.")
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / "report.html", directory / "results.json"]
     for path in paths:
@@ -288,6 +301,9 @@ def compare(
             "train_fraction must lie between 0 and 1, splits and max_test must be at least 1, max_train at least 2; "
             f"got {train_fraction}, {splits}, {max_test} and {max_train}."
         )
+    for name, limit in (("time_limit", time_limit), ("memory_limit", memory_limit)):
+        if limit is not None and not limit > 0:
+            raise InputError(f"{name} must be positive; got {limit:g}.")
     contenders = _named(models, data.task, seed, progress)
     trials: list[Trial] = []
     rows = list(_split_rows(len(data.y), train_fraction, splits, max_train, max_test, seed))

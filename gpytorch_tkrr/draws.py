@@ -19,6 +19,25 @@ class FunctionDraws:
 
     :param model: The model that they were drawn from.
     :param weights: `(S, *batch, M)`.
+
+    Example:
+        >>> import gpytorch, torch, gpytorch_tkrr as tkrr
+        >>> class Model(gpytorch.models.ExactGP):
+        ...     def __init__(self, x, y, likelihood):
+        ...         super().__init__(x, y, likelihood)
+        ...         self.mean_module = gpytorch.means.ConstantMean()
+        ...         self.covar_module = tkrr.HilbertKernel.from_tolerance(gpytorch.kernels.RBFKernel(), x)
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 1, 20)
+        >>> model = Model(x, torch.sin(6 * x), gpytorch.likelihoods.GaussianLikelihood())
+        >>> f = tkrr.draw_posterior_functions(model.eval(), 2)
+        >>> point = torch.tensor([0.3], requires_grad=True)
+        >>> torch.equal(f(point), f(point))  # the same functions each time
+        True
+        >>> slope, = torch.autograd.grad(f(point)[0].sum(), point)
+        >>> slope.shape
+        torch.Size([1])
     """
 
     def __init__(self, model: ExactGP, weights: Tensor):
@@ -49,6 +68,21 @@ def draw_prior_functions(model: ExactGP, num_draws: int, *, generator: torch.Gen
     :param model: An :class:`~gpytorch.models.ExactGP` with training inputs.
     :param num_draws: S.
     :param generator: Source of random numbers.
+
+    Example:
+        >>> import gpytorch, torch, gpytorch_tkrr as tkrr
+        >>> class Model(gpytorch.models.ExactGP):
+        ...     def __init__(self, x, y, likelihood):
+        ...         super().__init__(x, y, likelihood)
+        ...         self.mean_module = gpytorch.means.ConstantMean()
+        ...         self.covar_module = tkrr.HilbertKernel.from_tolerance(gpytorch.kernels.RBFKernel(), x)
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 1, 20)
+        >>> model = Model(x, torch.sin(6 * x), gpytorch.likelihoods.GaussianLikelihood())
+        >>> f = tkrr.draw_prior_functions(model, 5)
+        >>> f(torch.rand(3)).shape
+        torch.Size([5, 3])
     """
     with torch.no_grad():
         prior = model.forward(*(x[..., :1, :] for x in model.train_inputs))

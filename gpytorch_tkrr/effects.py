@@ -193,6 +193,19 @@ class MainEffects:
     :param grids: Points of each input, D tensors `(n,)`.
     :param draws: The effect in every draw, D tensors `(S, n)`; S is 1 after ALS.
     :param expectation: The mean of f in every draw, `(S,)`.
+
+    Example:
+        >>> import gpytorch, torch, gpytorch_tkrr as tkrr
+        >>> x = torch.rand(200, 2)
+        >>> model = tkrr.TKRR(x, 3 * x[:, 0], gpytorch.likelihoods.GaussianLikelihood(), rank=2, num_basis=6)
+        >>> result = tkrr.fit_gibbs(model, num_draws=20, num_warmup=20, seed=0)
+        >>> effects = tkrr.main_effects(model)
+        >>> rise = effects.mean(0)[-1] - effects.mean(0)[0]
+        >>> bool((rise - 3).abs() < 0.3)
+        True
+        >>> lower, upper = effects.band(0, level=0.9)
+        >>> bool((lower <= upper).all())
+        True
     """
 
     grids: list[Tensor]
@@ -306,6 +319,14 @@ class SobolIndices:
     :param first: First-order indices: what an input explains on its own, `(S, D)`; S is 1 after ALS.
     :param total: Total indices: what is left to an input once all others are known, `(S, D)`.
     :param variance: Variance of f, `(S,)`.
+
+    Example:
+        >>> import torch, gpytorch_tkrr as tkrr
+        >>> indices = tkrr.SobolIndices(torch.tensor([[0.7, 0.1]]), torch.tensor([[0.9, 0.3]]), torch.ones(1))
+        >>> print(indices.summary(["speed", "load"]))
+               first order                 total
+        speed  0.700 [0.700, 0.700]        0.900 [0.900, 0.900]
+        load   0.100 [0.100, 0.100]        0.300 [0.300, 0.300]
     """
 
     first: Tensor

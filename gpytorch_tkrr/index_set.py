@@ -37,7 +37,15 @@ def as_num_basis(num_basis: int | Sequence[int] | Tensor) -> int | tuple[int, ..
 
 
 class IndexSet(ABC):
-    """A rule that keeps some of the multi-indices :math:`1 \\le j_d \\le M_d`."""
+    """
+    A rule that keeps some of the multi-indices :math:`1 \\le j_d \\le M_d`.
+
+    Example:
+        >>> import gpytorch, gpytorch_tkrr as tkrr
+        >>> rules: list[tkrr.IndexSet] = [tkrr.FullTensor(), tkrr.TotalDegree(12), tkrr.HyperbolicCross(10)]
+        >>> [rule.size([10, 10, 10]) for rule in rules]
+        [1000, 220, 53]
+    """
 
     @abstractmethod
     def _extend(self, value: Tensor, index: Tensor, num_remaining: int) -> tuple[Tensor, Tensor]:

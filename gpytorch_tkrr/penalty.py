@@ -19,7 +19,22 @@ from .cp import CPWeights, clamped_exp, gram_but, log_norm_but, squared_norm
 
 
 class Penalty(ABC):
-    """A penalty on CP weights that is quadratic in each factor."""
+    """
+    A penalty on CP weights that is quadratic in each factor. One of your own is a subclass with three methods.
+
+    Example:
+        >>> import gpytorch, torch, gpytorch_tkrr as tkrr
+        >>> class HalfRidge(tkrr.FrobeniusPenalty):
+        ...     def strength_for(self, noise, outputscale, weights):
+        ...         return 0.5 * super().strength_for(noise, outputscale, weights)
+        >>> x = torch.rand(100, 2)
+        >>> likelihood = gpytorch.likelihoods.GaussianLikelihood()
+        >>> likelihood.noise = 0.01
+        >>> model = tkrr.TKRR(x, x[:, 0] * x[:, 1], likelihood, rank=2)
+        >>> result = tkrr.fit_als(model, penalty=HalfRidge(), seed=0)
+        >>> result.objective[-1] < result.objective[0]
+        True
+    """
 
     @abstractmethod
     def strength_for(self, noise: Tensor, outputscale: Tensor, weights: CPWeights) -> Tensor:
@@ -95,6 +110,14 @@ class ColumnPenalty(_WeightPenalty):
     :math:`\lambda \sum_r \prod_d \|w_{dr}\|^2`: components are penalised one by one, as if they were orthogonal.
 
     :param strength: :math:`\lambda`; None means noise / outputscale.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch_tkrr import ColumnPenalty, FrobeniusPenalty
+        >>> from gpytorch_tkrr.cp import CPWeights
+        >>> weights = CPWeights([torch.eye(2).double(), torch.ones(2, 2).double()])  # two orthogonal components
+        >>> ColumnPenalty().value(weights).item() == FrobeniusPenalty().value(weights).item()
+        True
     """
 
     def form(self, weights: CPWeights, d: int) -> Tensor:
@@ -108,6 +131,16 @@ class FactorPenalty(Penalty):
     r"""
     An independent Gaussian prior on each factor: noise times :math:`\sum_{dr} \|w_{dr}\|^2 / c` with
     :math:`c = (\text{outputscale} / R)^{1/D}`, under which the prior covariance of f is the kernel.
+
+    Example:
+        >>> import gpytorch, torch, gpytorch_tkrr as tkrr
+        >>> x = torch.rand(100, 2)
+        >>> likelihood = gpytorch.likelihoods.GaussianLikelihood()
+        >>> likelihood.noise = 0.01
+        >>> model = tkrr.TKRR(x, x[:, 0] * x[:, 1], likelihood, rank=2)
+        >>> result = tkrr.fit_als(model, penalty=tkrr.FactorPenalty(), seed=0)
+        >>> result.objective[-1] < result.objective[0]
+        True
     """
 
     def __repr__(self) -> str:

@@ -48,6 +48,8 @@ except ImportError as error:
         "gpytorch_tkrr.pyro needs Pyro: pip install pyro-ppl, or gpytorch_tkrr[pyro] with its extra."
     ) from error
 
+__all__ = ["cp_function", "hilbert_gp", "sample_priors", "to_arviz"]
+
 reject_failed_steps()
 
 #: Hyperparameter draws whose functions are drawn at once.
@@ -211,6 +213,21 @@ def to_arviz(mcmc: MCMC, gp: ExactGP | None = None, *, seed: int = 0) -> Any:
         then drawn from its posterior for every draw, and the log likelihood is that of each row given the function, as
         for other models. Without it, whatever the Pyro model observes is reported.
     :param seed: Seed of the drawn functions and of the replicated targets.
+
+    Example:
+        >>> import gpytorch, pyro, torch, gpytorch_tkrr as tkrr
+        >>> x = torch.linspace(0, 1, 20)
+        >>> kernel = tkrr.HilbertKernel(gpytorch.kernels.RBFKernel(), tkrr.Domain(0.5, 2.0), num_basis=8)
+        >>> def model(x, y=None):
+        ...     f = tkrr.pyro.hilbert_gp("f", kernel, x)
+        ...     with pyro.plate("rows", len(x)):
+        ...         pyro.sample("y", pyro.distributions.Normal(f, 0.1), obs=y)
+        >>> pyro.set_rng_seed(0)
+        >>> mcmc = pyro.infer.MCMC(pyro.infer.NUTS(model), num_samples=4, warmup_steps=4, disable_progbar=True)
+        >>> mcmc.run(x, torch.sin(6 * x))
+        >>> draws = tkrr.pyro.to_arviz(mcmc)
+        >>> draws.posterior["f"].shape
+        (1, 4, 20)
     """
     samples = mcmc.get_samples(group_by_chain=True)  # each (chains, draws, ...)
     num_chains, num_draws = next(iter(samples.values())).shape[:2]

@@ -19,7 +19,7 @@ from .errors import InputError
 from .files import open_table
 from .gibbs import fit_gibbs
 from .parallel import ONE_PROCESS, Processes
-from .source import Shard
+from .source import Shard, summarise
 from .table import Columns, complete_rows, require_complete
 from .task import Task, check_data
 
@@ -78,10 +78,8 @@ class SavedModel:
         try:
             content = torch.load(path, weights_only=True)
             known = content["format"] == FORMAT
-        except Exception as error:  # whatever torch, pickle and zipfile raise for a file of another kind
-            raise InputError(
-                f"{path} is not a model written by `gpytorch-tkrr fit`: {error}".partition("\n")[0]
-            ) from None
+        except Exception:  # whatever torch, pickle and zipfile raise for a file of another kind
+            raise InputError(f"{path} is not a model written by `gpytorch-tkrr fit`.") from None
         if not known:
             raise InputError(f"{path} has format {content['format']}; this version reads format {FORMAT}. Fit again.")
         contender = _contender(content["method"], "classification" if content["classes"] else "regression")
@@ -182,12 +180,21 @@ def fit_file(
     contender.rank = contender.rank if rank is None else rank
     contender.num_basis = contender.num_basis if num_basis is None else num_basis
     table = open_table(path, target=target, inputs=inputs)
+    rows = Shard(table, processes.rank, processes.size)
+    summary = summarise(rows, group=processes)
+    if summary.variance == 0:
+        raise InputError(f"The target is constant: all values are {summary.mean:g}. There is nothing to learn.")
     contender.model = contender.new_model().double()
     fit = fit_gibbs if method == "tkrr-gibbs" else partial(fit_als, learn_hyperparameters=True)
     fit(
-        contender.model, data=Shard(table, processes.rank, processes.size), seed=seed, progress=progress,
-        memory=memory, group=processes, checkpoint=checkpoint,
-    )  # fmt: skip
+        contender.model,
+        data=rows,
+        seed=seed,
+        progress=progress,
+        memory=memory,
+        group=processes,
+        checkpoint=checkpoint,
+    )
     return SavedModel(method, contender, Columns(table.inputs), target, None)
 
 

@@ -295,6 +295,15 @@ class Summary:
     :param mass: The sum of the row weights.
     :param sample: Inputs of evenly spaced rows `(n, D)`, of all rows where they are few.
     :param stride: The sample holds one row in so many.
+
+    Example:
+        >>> import torch, gpytorch_tkrr as tkrr
+        >>> x, y = torch.arange(6.0).reshape(6, 1), torch.arange(6.0)
+        >>> whole, parts = tkrr.summarise((x, y)), [tkrr.summarise((x[i : i + 3], y[i : i + 3])) for i in (0, 3)]
+        >>> (parts[0] + parts[1]).variance == whole.variance  # parts of the rows add up
+        True
+        >>> whole.num_rows, whole.mean, whole.upper.tolist(), whole.num_distinct()
+        (6, 2.5, [5.0], [6])
     """
 
     num_rows: int

@@ -94,8 +94,12 @@ class Columns:
         require_columns(frame, [target, *names])
         if target in names:
             raise InputError(f"The target {target!r} is among the inputs.")
+        if len(set(names)) < len(names):
+            raise InputError(f"An input is named twice: {', '.join(names)}.")
         if not names:
             raise InputError(f"There are no inputs beside the target {target!r}.")
+        if frame.empty:
+            raise InputError("The table has no rows.")
         categories = {}
         for name in names:
             column = frame[name].dropna()

@@ -272,6 +272,13 @@ def test_many_dimensions(kernel):
     assert check_fit(model, x, y, max_sweeps=2) < 0.5
 
 
+def test_constant_targets_with_learned_hyperparameters():
+    x, _ = make_data(50)
+    model = make_model(x, torch.full((50,), 3.0, dtype=torch.float64))
+    tkrr.fit_als(model, learn_hyperparameters=True, seed=0)
+    torch.testing.assert_close(model.eval()(x).mean, model.train_targets)
+
+
 @pytest.mark.parametrize("kernel", ["rbf", "anova"])
 def test_constant_and_binary_columns(kernel):
     x, y = make_data()

@@ -89,6 +89,7 @@ def test_bad_tables(frame, table, tmp_path, capsys):
     assert "no column 'colour'" in fails(capsys, *data, "--target", "price", "--inputs", "size", "colour")
     assert "'kind' is not numeric" in fails(capsys, *data, "--target", "price")
     assert "among the inputs" in fails(capsys, *data, "--target", "price", "--inputs", "price")
+    assert "named twice: size, size" in fails(capsys, *data, "--target", "price", "--inputs", "size", "size")
     assert "3 different values" in fails(capsys, *data, "--target", "kind", "--inputs", "size", "age")
     assert "--data" in fails(capsys, "compare", "--target", "price")
 
@@ -103,6 +104,8 @@ def test_bad_tables(frame, table, tmp_path, capsys):
 
     frame.assign(price=1.0).to_csv(table, index=False)
     assert "constant" in fails(capsys, *data, "--target", "price", "--inputs", "size", "--force")
+    frame.head(0).to_csv(table, index=False)
+    assert "no rows" in fails(capsys, *data, "--target", "price", "--force")
     frame.head(5).to_csv(table, index=False)
     assert "5 rows; at least 20" in fails(capsys, *data, "--target", "price", "--inputs", "size", "--force")
     for name, content in [("x.txt", b"1"), ("x.csv", b""), ("x.npz", b"no"), ("x.parquet", b"no")]:
@@ -110,6 +113,31 @@ def test_bad_tables(frame, table, tmp_path, capsys):
         assert name in fails(capsys, "compare", "--data", tmp_path / name, "--target", "y")
     np.savez(tmp_path / "x.npz", x=np.ones((3, 2)), y=np.ones(4))
     assert "different lengths" in fails(capsys, "compare", "--data", tmp_path / "x.npz", "--target", "y")
+
+
+def test_limits(table, tmp_path, capsys):
+    data = ["compare", "--data", table, "--target", "price", "--inputs", "size", *QUICK, "--output", tmp_path / "out"]
+    assert "time_limit must be positive" in fails(capsys, *data, "--time-limit", "0")
+    assert "memory_limit must be positive" in fails(capsys, *data, "--memory-limit", "0")
+
+
+def test_output_of_the_wrong_kind(table, tmp_path, capsys):
+    inputs = ["--data", table, "--target", "price", "--inputs", "size"]
+    assert "is a file" in fails(capsys, "compare", *inputs, *QUICK, "--output", table, "--force")
+    assert "is a folder" in fails(capsys, "fit", *inputs, "--output", tmp_path, "--force")
+    assert "is a folder" in fails(capsys, "predict", "--model", table, "--data", table, "--output", tmp_path, "--force")
+
+
+def test_streamed_tables_are_checked(frame, table, tmp_path, capsys):
+    fit = ["fit", "--data", table, "--target", "price", "--stream", "--quiet", "--output", tmp_path / "model.pt"]
+    assert "'kind' of things.csv holds no numbers" in fails(capsys, *fit)
+    assert "no column 'prize'" in fails(capsys, *fit, "--target", "prize")
+    assert "There is no file" in fails(capsys, *fit, "--data", tmp_path / "none.csv")
+    frame.assign(age=frame["age"].where(frame["age"] > 3)).to_csv(table, index=False)
+    assert "NaN" in fails(capsys, *fit, "--inputs", "size", "age")
+    frame.assign(price=1.0).to_csv(table, index=False)
+    for method in ("als", "gibbs"):
+        assert "constant: all values are 1." in fails(capsys, *fit, "--inputs", "size", "--method", method)
 
 
 def test_unknown_arguments(capsys):

@@ -203,6 +203,8 @@ def test_predictions_that_cannot_be_scored(answer, task, message):
         (torch.rand(30, 2), torch.rand(30), {"models": [Line(), Line()]}, "Two models"),
         (torch.rand(30, 2), torch.rand(30), {"models": []}, "no models"),
         (torch.rand(30, 2), torch.rand(30), {"train_fraction": 1.0}, "train_fraction"),
+        (torch.rand(30, 2), torch.rand(30), {"time_limit": 0.0}, "time_limit must be positive; got 0"),
+        (torch.rand(30, 2), torch.rand(30), {"memory_limit": -1}, "memory_limit must be positive; got -1"),
     ],
 )
 def test_bad_input(x, y, options, message):
@@ -222,6 +224,14 @@ def test_table():
     assert mean == pytest.approx(of_mean.mean(), abs=0.1) and spread == pytest.approx(of_mean.std(), abs=0.1)
     assert isinstance(table, pd.DataFrame) and len(scores) == 8
     assert str(result).startswith("Comparison of models\n")
+
+
+def test_equal_scores_are_both_the_best():
+    x, _ = make_data(60)
+    result = tkrr.compare(
+        x, x.sum(1), models={"one": Line(), "two": Line(), "mean": CONTENDERS["mean"]()}, isolate=False
+    )
+    assert [cell.endswith("*") for cell in result.table()["RMSE"]] == [True, True, False]
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import importlib.util
 import json
 import re
@@ -18,6 +19,7 @@ from benchmarks.harness import Report
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gpytorch_tkrr"
+CLIENTS = ("botorch", "pyro")  # modules for other libraries
 
 _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
 generate = importlib.util.module_from_spec(_spec)
@@ -58,9 +60,30 @@ def test_code_runs(page):
         exec(compile(block, page, "exec"), names)
 
 
+def public_names():
+    """Every public name -> what it stands for; those for other libraries where they are installed."""
+    names = {name: getattr(gpytorch_tkrr, name) for name in gpytorch_tkrr.__all__}
+    for client in CLIENTS:
+        if importlib.util.find_spec(client):
+            module = getattr(gpytorch_tkrr, client)
+            names.update({f"{client}.{name}": getattr(module, name) for name in module.__all__})
+    return names
+
+
 def test_api_page_has_every_public_name_once():
-    named = re.findall(r"^\.\. auto\w+:: gpytorch_tkrr\.(\w+)$", generate.api_page(gpytorch_tkrr), re.MULTILINE)
-    assert sorted(named) == sorted(gpytorch_tkrr.__all__)
+    pytest.importorskip("botorch")
+    pytest.importorskip("pyro")
+    page = generate.api_page(gpytorch_tkrr, CLIENTS)
+    named = re.findall(r"^\.\. auto\w+:: gpytorch_tkrr\.([\w.]+)$", page, re.MULTILINE)
+    assert sorted(named) == sorted(public_names())
+
+
+def test_public_names_have_an_example():
+    """The examples themselves are run by ``pytest --doctest-modules gpytorch_tkrr``."""
+    parser = doctest.DocTestParser()
+    documented = {name: value.__doc__ or "" for name, value in public_names().items()}
+    shown = {name for name, text in documented.items() if any(each.want for each in parser.get_examples(text))}
+    assert [name for name in documented if name not in shown or "Example:" not in documented[name]] == []
 
 
 def test_benchmark_page(tmp_path):
@@ -69,13 +92,17 @@ def test_benchmark_page(tmp_path):
     report = Report("speed_of_light", "Metres per second in a_vacuum", notes=["Measured at night."])
     report.add(medium="vacuum", speed=299792458, ratio=1.0)
     report.add(medium="wa|ter", speed=225000000)
+    report.add(medium="glass", speed=2e8 + 0.25)
     report.write(tmp_path, options={"repeat": 3})
     page = generate.benchmark_page(tmp_path)
     assert "No results are stored" not in page
     assert "| medium | speed | ratio |\n| --- | ---: | ---: |\n| vacuum | 299792458 | 1 |" in page
-    assert "| wa\\|ter | 225000000 |  |" in page
+    assert "| wa\\|ter | 225000000 |  |" in page and "| glass | 200000000 |" in page
     assert "a\\_vacuum" in page and "Measured at night." in page and "repeat = 3" in page
-    assert f"torch {torch.__version__}" in page
+    assert f"torch {torch.__version__}" in page and "![" not in page
+    (tmp_path / "speed_of_light.png").touch()
+    (figure,) = re.findall(r"!\[.*\]\((.*)\)", generate.benchmark_page(tmp_path))
+    assert (generate.GENERATED / figure).resolve() == (tmp_path / "speed_of_light.png").resolve()
 
 
 def test_files_named_in_the_docs_exist():
