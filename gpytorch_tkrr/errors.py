@@ -224,7 +224,20 @@ class SeparableKernelWarning(TKRRWarning):
 
 
 class ConstraintWarning(TKRRWarning):
-    """A bound of a parameter, not the data, decides its value."""
+    """
+    A bound of a parameter, not the data, decides its value.
+
+    Example:
+        >>> import warnings, gpytorch, torch, gpytorch_tkrr as tkrr
+        >>> x = torch.linspace(0, 1, 100).unsqueeze(-1)
+        >>> y = 0.01 * torch.sin(9 * x[:, 0])  # far below the smallest noise that GPyTorch allows by default
+        >>> model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(), rank=2)
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always", tkrr.ConstraintWarning)
+        ...     result = tkrr.fit_gibbs(model, num_warmup=20, num_draws=10, seed=0)
+        >>> [warning.category.__name__ for warning in caught]
+        ['ConstraintWarning']
+    """
 
 
 class ConvergenceWarning(TKRRWarning):

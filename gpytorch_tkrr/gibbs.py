@@ -67,6 +67,16 @@ class GibbsResult:
     :param ess: Effective sample sizes of the same.
     :param effective_rank: Mean number of components that carry more than a thousandth of f's variance.
     :param message: What was done, and what to try next.
+
+    Example:
+        >>> import gpytorch, torch, gpytorch_tkrr as tkrr
+        >>> x = torch.rand(100, 2)
+        >>> model = tkrr.TKRR(x, torch.sin(6 * x[:, 0]), gpytorch.likelihoods.GaussianLikelihood(), rank=3)
+        >>> result = tkrr.fit_gibbs(model, num_draws=20, num_warmup=20, seed=0)
+        >>> result.posterior.num_draws, sorted(result.ess)[-2:]
+        (20, ['noise', 'outputscale'])
+        >>> result.log_predictive_density(x[:5], torch.sin(6 * x[:5, 0])).shape
+        torch.Size([5])
     """
 
     model: TKRR
