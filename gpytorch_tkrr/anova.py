@@ -12,6 +12,10 @@ from torch import Tensor, nn
 from .errors import SizeError
 
 
+#: Number of inputs from which on the variances beside the constants fall faster than their number grows.
+MANY_DIMS = 20
+
+
 class _Center(nn.Module):
     """Holds a constant apart from the kernel, whose own buffers GPyTorch indexes by batch."""
 
@@ -86,10 +90,11 @@ def anova_kernel(
         raise SizeError(f"num_dims must be at least 1; got {num_dims}.")
     centers = _per_dimension("center", center, num_dims)
     half_ranges = _per_dimension("half_range", half_range, num_dims)
-    # Variances beside a constant of 1. They fall with the number of inputs: the product must not have heavy tails, or
-    # components chase single points.
-    slope = min(0.5, 0.5 / num_dims)
-    bend = min(0.5, max(0.1 / num_dims, 0.4 / num_dims**2))
+    # Variances beside a constant of 1. They fall with the number of inputs, and for many inputs so does their sum: the
+    # product must not have heavy tails, or components chase single points.
+    fall = min(1.0, MANY_DIMS / num_dims) / num_dims
+    slope = 0.5 * fall
+    bend = max(0.1, 0.4 / num_dims) * fall
     factors: list[Kernel] = []
     for d, (middle, half) in enumerate(zip(centers, half_ranges, strict=True)):
         half = half if half > 0 else 1.0
