@@ -34,8 +34,8 @@ def capacitance_terms(variances: Tensor, gram: Tensor, rhs: Tensor) -> tuple[Ten
         >>> import torch
         >>> from gpytorch_tkrr.capacitance import capacitance_terms
         >>> one = torch.ones(1, dtype=torch.float64)
-        >>> capacitance_terms(3 * one, one.view(1, 1), 2 * one.view(1, 1))  # log 4, and 2 * 3 / 4 * 2
-        (tensor(1.3863, dtype=torch.float64), tensor([3.], dtype=torch.float64))
+        >>> capacitance_terms(2 * one, one.view(1, 1), 2 * one.view(1, 1))  # log 3, and 2 * 2 / 3 * 2
+        (tensor(1.0986, dtype=torch.float64), tensor([2.6667], dtype=torch.float64))
     """
     return _CapacitanceTerms.apply(variances, gram, rhs)
 

@@ -26,9 +26,11 @@ def random_twin(module: Any, memo: dict[int, Any] | None = None) -> Any:
         >>> from gpytorch_tkrr.twin import random_twin
         >>> kernel = gpytorch.kernels.RBFKernel()
         >>> twin = random_twin(kernel)
-        >>> twin.lengthscale = torch.full((5, 1, 1), 2.0)  # a batch of five
-        >>> twin.batch_shape, kernel.batch_shape
-        (torch.Size([5]), torch.Size([]))
+        >>> log_lengthscale = torch.zeros(1, 1, requires_grad=True)
+        >>> twin.lengthscale = log_lengthscale.exp()
+        >>> twin.lengthscale.sum().backward()
+        >>> log_lengthscale.grad, kernel.raw_lengthscale.item()
+        (tensor([[1.0000]]), 0.0)
     """
     if not isinstance(module, Module) or isinstance(module, (Prior, RandomModuleMixin)):
         return module
