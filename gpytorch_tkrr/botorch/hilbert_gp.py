@@ -136,7 +136,7 @@ class HilbertGPModel(SingleTaskGP):
         normal = ReducedRankNormal if x.shape[-2] > self._num_functions else MultivariateNormal
         return normal(self.mean_module(x), self.covar_module(x))
 
-    def posterior(
+    def posterior(  # type: ignore[override]
         self,
         X: Tensor,
         output_indices: list[int] | None = None,
