@@ -83,7 +83,8 @@ def sample_priors(module: Module, name: str = "") -> Module:
         if value.shape != shape:
             raise InputError(
                 f"{site} has shape {tuple(shape)} but was drawn with shape {tuple(value.shape)}, inside a plate. Draw "
-                "hyperparameters outside: kernel = gpytorch_tkrr.pyro.sample_priors(kernel, name), before the plate."
+                "hyperparameters outside: kernel = gpytorch_tkrr.pyro.sample_priors(kernel, name), before the plate. "
+                "Vectorised particles and Predictive(parallel=True) are such plates, too: leave them out."
             )
         setter(owner, value)
     return twin
