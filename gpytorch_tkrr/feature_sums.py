@@ -18,6 +18,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
+from .capacitance import capacitance_terms, root
 from .cholesky import robust_cholesky
 from .errors import InputError
 from .operator import HilbertLinearOperator
@@ -103,12 +104,10 @@ class FeatureSums(nn.Module):
         :param noise: :math:`s^2`.
         """
         noise = noise.double()
-        scale, factor = self._capacitance(variances, noise)
         rhs, square = self.centered(constant)
-        whitened = torch.linalg.solve_triangular(factor, (scale * rhs / noise).unsqueeze(-1), upper=False)
-        quadratic = square / noise - whitened.square().sum()
-        logdet = 2 * factor.diagonal().log().sum() + self.count * noise.log()
-        return -(quadratic + logdet + self.count * math.log(2 * math.pi)) / 2
+        logdet, fitted = capacitance_terms(variances.double() / noise, self.gram, rhs.unsqueeze(-1))
+        misfit = (square - fitted.squeeze(-1)) / noise + self.count * (2 * math.pi * noise).log()
+        return -(misfit + logdet) / 2
 
     def posterior(self, variances: Tensor, constant: Tensor, noise: Tensor) -> WeightPosterior:
         """
@@ -128,7 +127,7 @@ class FeatureSums(nn.Module):
 
     def _capacitance(self, variances: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         r""":math:`V^{1/2}`, and the Cholesky factor of :math:`I + V^{1/2} \Phi^\top \Phi V^{1/2} / s^2`."""
-        scale = variances.double().clamp_min(1e-300).sqrt()
+        scale = root(variances.double())
         identity = torch.eye(scale.shape[-1], dtype=scale.dtype, device=scale.device)
         return scale, robust_cholesky(identity + scale.unsqueeze(-1) * (self.gram / noise) * scale)
 

@@ -60,12 +60,28 @@ class GramCache:
         r"""
         :math:`\Phi^\top r`.
 
-        :param rhs: `(..., N, K)`, float64, without gradient.
-        :return: `(..., M, K)`, float64.
+        :param rhs: `(..., N, K)`, float64.
+        :return: `(..., M, K)`, float64, differentiable in `rhs`.
         """
+        features = self._sources[2].double()
         if self._projected is None or not _same(self._projected[0], rhs):
-            self._projected = (rhs.detach().clone(), self._sources[2].double().mT @ rhs.detach())
-        return self._projected[1]
+            self._projected = (rhs.detach().clone(), features.mT @ rhs.detach())
+        return _Projection.apply(rhs, features, self._projected[1]) if rhs.requires_grad else self._projected[1]
+
+
+class _Projection(torch.autograd.Function):
+    """Phi' r, known already, with a gradient in r."""
+
+    @staticmethod
+    def forward(ctx, rhs: Tensor, features: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(features)
+        ctx.shape = rhs.shape
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        (features,) = ctx.saved_tensors
+        return (features @ grad).sum_to_size(ctx.shape), None, None
 
 
 def _same(left: Tensor, right: Tensor) -> bool:

@@ -71,19 +71,22 @@ class IndexSet(ABC):
         """
         return _cached_indices(self, tuple(num_basis))
 
-    def _build(self, num_basis: tuple[int, ...]) -> Tensor:
-        kept = torch.zeros(1, 0, dtype=torch.long)
+    def _levels(self, num_basis: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+        """
+        How the kept multi-indices grow: for each dimension the partial multi-indices that go on, and by which function.
+        """
+        levels = []
         value = torch.full((1,), self._start(), dtype=torch.long)
         for d, num in enumerate(num_basis):
             candidates = torch.arange(1, num + 1)
             values, possible = self._extend(value.unsqueeze(-1), candidates.unsqueeze(0), len(num_basis) - d - 1)
             rows, columns = possible.nonzero(as_tuple=True)
             self._check_size(len(rows), num_basis)  # each partial multi-index can be completed by ones
-            kept = torch.cat([kept[rows], candidates[columns].unsqueeze(-1)], dim=-1)
+            levels.append((rows, columns))
             value = values[rows, columns]
-        if not len(kept):
+        if not len(value):
             raise SizeError(f"{self} keeps no function at all in {len(num_basis)} dimensions. Raise its limit.")
-        return kept
+        return levels
 
     def size(self, num_basis: Sequence[int]) -> int:
         """Number of kept multi-indices."""
@@ -96,8 +99,14 @@ class IndexSet(ABC):
         :param factors: Values of the functions of each dimension, `(..., M_d)`.
         :return: `(..., M)`, in the order of :meth:`indices`.
         """
-        positions = self.indices([factor.shape[-1] for factor in factors]).to(factors[0].device) - 1
-        return reduce(torch.mul, (factor[..., positions[:, d]] for d, factor in enumerate(factors)))
+        levels = _cached_levels(self, tuple(factor.shape[-1] for factor in factors))
+        device = factors[0].device
+        products = torch.ones_like(factors[0][..., :1].mT)  # (..., M, n): whole rows are copied
+        for factor, (rows, columns) in zip(factors, levels, strict=True):  # products that begin alike are shared
+            products = products.index_select(-2, rows.to(device)) * factor.mT.contiguous().index_select(
+                -2, columns.to(device)
+            )
+        return products.mT
 
     def _check_size(self, size: int, num_basis: Sequence[int]) -> None:
         if size > MAX_FUNCTIONS:
@@ -129,9 +138,9 @@ class FullTensor(IndexSet):
     def size(self, num_basis: Sequence[int]) -> int:
         return math.prod(num_basis)
 
-    def _build(self, num_basis: tuple[int, ...]) -> Tensor:
+    def _levels(self, num_basis: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
         self._check_size(self.size(num_basis), num_basis)
-        return super()._build(num_basis)
+        return super()._levels(num_basis)
 
     def products(self, factors: Sequence[Tensor]) -> Tensor:
         return reduce(lambda left, right: (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2), factors)
@@ -184,5 +193,13 @@ class HyperbolicCross(IndexSet):
 
 
 @lru_cache(maxsize=64)
+def _cached_levels(index_set: IndexSet, num_basis: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+    return index_set._levels(num_basis)
+
+
+@lru_cache(maxsize=64)
 def _cached_indices(index_set: IndexSet, num_basis: tuple[int, ...]) -> Tensor:
-    return index_set._build(num_basis)
+    kept = torch.zeros(1, 0, dtype=torch.long)
+    for rows, columns in _cached_levels(index_set, num_basis):
+        kept = torch.cat([kept[rows], columns.unsqueeze(-1) + 1], dim=-1)
+    return kept

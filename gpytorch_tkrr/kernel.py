@@ -33,6 +33,7 @@ from .operator import HilbertCrossLinearOperator, HilbertLinearOperator, Refused
 from .prediction import HilbertPredictionStrategy
 from .rejection import reject_failed_steps
 from .tolerance import MAX_MISSING, choose_basis
+from .twin import random_twin
 
 _NUM_PROBES = 64
 
@@ -204,8 +205,7 @@ class HilbertKernel(Kernel):
         x = _without_copies(x)
         # Inputs that are learned (deep kernels, inducing points) may leave the box while they are trained.
         is_data = self.training and not x.requires_grad
-        self._check_inputs(expansion, x, is_data)
-        features, gram_cache = self._evaluate(expansion, x)
+        features, gram_cache = self._evaluate(expansion, x, is_data)
         variances = expansion.variances()
         if self.training and not isinstance(self, RandomModuleMixin):  # proposals of a sampler are not judged
             self._check_approximation(expansion, x, features, variances)
@@ -249,14 +249,16 @@ class HilbertKernel(Kernel):
         finally:
             self.training = mode
 
-    def _evaluate(self, expansion: Expansion, x: Tensor) -> tuple[Tensor, GramCache | None]:
+    def _evaluate(self, expansion: Expansion, x: Tensor, is_data: bool) -> tuple[Tensor, GramCache | None]:
         """Features, from the cache where inputs and basis have the same content as last time."""
-        key = _key(expansion, x)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in key):
-            return expansion.features(x), None
-        cached = self._cache.find(key)
+        key = [x, *expansion.basis_parameters()]  # everything that the features depend on
+        is_learned = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in key)
+        cached = None if is_learned else self._cache.find(key)
         if cached is not None:
             return cached
+        self._check_inputs(x, is_data)
+        if is_learned:
+            return expansion.features(x), None
         with torch.no_grad():
             features = expansion.features(x)
             if self.training:  # function-major in memory: products with one vector run twice as fast
@@ -266,10 +268,8 @@ class HilbertKernel(Kernel):
             self._cache.store(key, features, gram_cache)
         return features, gram_cache
 
-    def _check_inputs(self, expansion: Expansion, x: Tensor, is_data: bool) -> None:
+    def _check_inputs(self, x: Tensor, is_data: bool) -> None:
         """Refuse inputs that are not finite and, where they are training data, inputs outside the box."""
-        if self._cache.find(_key(expansion, x)) is not None:
-            return
         rows = as_inputs(x)
         inside = self.domain.contains(rows)
         if is_data and not inside.all():
@@ -355,7 +355,7 @@ class HilbertKernel(Kernel):
 
     def to_random_module(self) -> Kernel:
         reject_failed_steps()
-        return super().to_random_module()
+        return random_twin(self)
 
 
 class _FeatureCache:
@@ -402,11 +402,6 @@ def _without_copies(x: Tensor) -> Tensor:
         return x
     first = x[(0,) * (x.dim() - 2)]
     return first if torch.equal(x, first.expand_as(x)) else x
-
-
-def _key(expansion: Expansion, x: Tensor) -> list[Tensor]:
-    """Everything that the features depend on."""
-    return [x, *expansion.basis_parameters()]
 
 
 def _same_content(left: list[Tensor], right: list[Tensor]) -> bool:

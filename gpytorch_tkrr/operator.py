@@ -26,6 +26,7 @@ from linear_operator.utils.getitem import _equal_indices, _is_noop_index
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
+from .capacitance import capacitance_terms, root
 from .cholesky import robust_cholesky
 from .errors import DenseFallbackWarning
 from .expansion import Expansion, concatenate
@@ -93,7 +94,7 @@ class HilbertLinearOperator(LinearOperator):
     @property
     def scale(self) -> Tensor:
         r""":math:`v^{1/2}`, `(..., M)`, float64; where v has underflowed its gradient is zero, not NaN."""
-        return self.variances.double().clamp_min(1e-300).sqrt()
+        return root(self.variances.double())
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
         r"""
@@ -117,7 +118,7 @@ class HilbertLinearOperator(LinearOperator):
         :return: `(..., M, K)`, float64.
         """
         rhs = rhs.double()
-        if self.gram_cache is None or self.features.requires_grad or rhs.requires_grad:
+        if self.gram_cache is None or self.features.requires_grad:
             return self.features.double().mT @ rhs
         return self.gram_cache.project(rhs)
 
@@ -400,21 +401,31 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
     def inv_quad_logdet(
         self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
     ) -> tuple[Tensor | None, Tensor | None]:
-        quadratic = None
-        if inv_quad_rhs is not None:
-            rhs = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
-            whitened = torch.linalg.solve_triangular(self.capacitance_cholesky, self._project(rhs), upper=False)
-            quadratic = (rhs.double().square() / self.noise.unsqueeze(-1)).sum(-2) - whitened.square().sum(-2)
-            quadratic = (quadratic.sum(-1) if reduce_inv_quad else quadratic).to(self.dtype)
-        return quadratic, self._logdet() if logdet else None
+        if inv_quad_rhs is None:
+            return None, self._logdet() if logdet else None
+        rhs = (inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs).double()
+        noise, variances = self.noise, self.low_rank.variances.double()
+        if noise.shape[-1] == 1:  # sums over rows first, then the noise
+            logdet_, fitted = capacitance_terms(variances / noise, self.low_rank.gram(), self.low_rank.project(rhs))
+            quadratic = (rhs.square().sum(-2) - fitted) / noise  # (..., K)
+        else:
+            scaled = rhs / noise.unsqueeze(-1)
+            projected = self.low_rank.features.double().mT @ scaled
+            logdet_, fitted = capacitance_terms(variances, self.low_rank.gram(1 / noise), projected)
+            quadratic = (rhs * scaled).sum(-2) - fitted
+        quadratic = (quadratic.sum(-1) if reduce_inv_quad else quadratic).to(self.dtype)
+        return quadratic, self._add_noise(logdet_) if logdet else None
 
     def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
         return self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)[0]  # type: ignore[return-value]
 
     def _logdet(self) -> Tensor:
-        capacitance = self.capacitance_cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        noise = self.noise.expand(*self.noise.shape[:-1], self.shape[-1]).log().sum(-1)
-        return (2 * capacitance + noise).expand(self.batch_shape).to(self.dtype)
+        return self._add_noise(2 * self.capacitance_cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1))
+
+    def _add_noise(self, capacitance: Tensor) -> Tensor:
+        """The log determinant from that of the capacitance matrix."""
+        noise = self.noise.log().sum(-1) * (self.shape[-1] // self.noise.shape[-1])
+        return (capacitance + noise).expand(self.batch_shape).to(self.dtype)
 
     def logdet(self) -> Tensor:
         return self._logdet()

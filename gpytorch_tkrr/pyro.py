@@ -17,7 +17,6 @@ import copy
 import inspect
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -25,10 +24,9 @@ from gpytorch import Module
 from gpytorch.kernels import Kernel
 from gpytorch.models import ExactGP
 from gpytorch.module import RandomModuleMixin
-from gpytorch.priors import Prior
 from torch import Tensor
-from torch.nn import Parameter
 
+from .capacitance import root
 from .domain import Domain
 from .draws import draw_posterior_functions
 from .errors import InputError
@@ -37,6 +35,7 @@ from .kernel import HilbertKernel
 from .modes import separate
 from .prediction import split_covariance
 from .rejection import reject_failed_steps
+from .twin import random_twin
 
 try:
     import pyro
@@ -74,7 +73,7 @@ def sample_priors(module: Module, name: str = "") -> Module:
         >>> list(trace.stochastic_nodes)
         ['k.lengthscale_prior']
     """
-    twin = _random_twin(module, {})
+    twin = random_twin(module)
     for site, owner, prior, closure, setter in twin.named_priors():
         if setter is None:
             raise InputError(
@@ -86,32 +85,11 @@ def sample_priors(module: Module, name: str = "") -> Module:
         if value.shape != shape:
             raise InputError(
                 f"{site} has shape {tuple(shape)} but was drawn with shape {tuple(value.shape)}, inside a plate. Draw "
-                "hyperparameters outside: kernel = gpytorch_tkrr.pyro.sample_priors(kernel, name), before the plate."
+                "hyperparameters outside: kernel = gpytorch_tkrr.pyro.sample_priors(kernel, name), before the plate. "
+                "Vectorised particles and Predictive(parallel=True) are such plates, too: leave them out."
             )
         setter(owner, value)
     return twin
-
-
-def _random_twin(module: Any, memo: dict[int, Any]) -> Any:
-    """A GPyTorch module whose parameters can be replaced by tensors, sharing everything else with the given one."""
-    if not isinstance(module, Module) or isinstance(module, (Prior, RandomModuleMixin)):
-        return module
-    if id(module) not in memo:
-        module_class: Any = type(module)
-        twin = memo[id(module)] = object.__new__(_random_class(module_class))
-        twin.__dict__.update(module.__dict__)
-        twin.__dict__["_parameters"] = {
-            name: None if parameter is None else Parameter(parameter.detach(), requires_grad=False)
-            for name, parameter in module._parameters.items()
-        }
-        twin.__dict__["_modules"] = {name: _random_twin(child, memo) for name, child in module._modules.items()}
-        twin._clear_cache()
-    return memo[id(module)]
-
-
-@cache
-def _random_class(module_class: Any) -> Any:
-    return type(f"_Random{module_class.__name__}", (RandomModuleMixin, module_class), {})
 
 
 def hilbert_gp(name: str, kernel: Kernel, x: Tensor) -> Tensor:
@@ -188,7 +166,7 @@ def cp_function(
     separable = separate(kernel, domain, num_basis, x.shape[-1])
     product: Tensor | None = None
     for d, mode in enumerate(separable.modes):
-        scale = mode.variances().clamp_min(1e-300).sqrt()
+        scale = root(mode.variances())
         weights = _standard_normal(f"{name}.weights_{d}", torch.Size([rank, mode.num_functions]), scale)
         values = (weights * scale) @ mode.basis(x[..., d]).mT  # (..., R, N)
         product = values if product is None else product * values

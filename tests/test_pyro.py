@@ -118,6 +118,27 @@ def test_twin_leaves_the_module_alone():
     assert twin.train_inputs[0] is gp.train_inputs[0]
 
 
+def test_a_kernel_becomes_random_without_copies():
+    """GPyTorch copies a module for every level of the tree; what is drawn must still not reach the original."""
+    kernel = hilbert_kernel()
+    drawn = kernel.pyro_sample_from_prior()
+    assert drawn.domain is kernel.domain
+    assert drawn.base_kernel.outputscale != kernel.base_kernel.outputscale
+    assert isinstance(kernel.base_kernel.raw_outputscale, torch.nn.Parameter)
+
+
+def test_a_mean_that_is_not_drawn_does_not_bring_the_rows_back():
+    """Its parameter needs a gradient in GPyTorch's copies, but the sums over the rows are the same at every step."""
+    x, y = data()
+    gp = Process(x, y, hilbert_kernel())
+    gp.mean_module = ConstantMean().double()
+    init, potential, _, _ = initialize_model(collapsed(gp), (x, y))
+    _, gram_cache = gp.covar_module._cache.content[1]
+    projected = gram_cache._projected[1]
+    potential_grad(potential, init)
+    assert gram_cache._projected[1] is projected
+
+
 @pytest.mark.filterwarnings("ignore::gpytorch_tkrr.TKRRWarning")  # hardly any warm-up: long lengthscales
 def test_features_are_computed_once_in_a_run_and_shared_by_the_predictions(count_features):
     x, y = data(50)

@@ -16,10 +16,9 @@ from botorch.models.model import FantasizeMixin
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
-from botorch.posteriors import GPyTorchPosterior
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.constraints import GreaterThan
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import MarginalLogLikelihood
@@ -35,6 +34,7 @@ from ..model import TKRR
 from ..posterior import Posterior
 from ..prediction import WeightPosterior
 from .box import input_range
+from .outcomes import choose_outcomes, join_outcomes
 
 #: Variance added to every prediction, in units of the outcomes' variance: draws span a space of few dimensions.
 JITTER = 1e-6
@@ -247,18 +247,9 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         """
         self.eval()
         x = self.transform_inputs(X)
-        chosen = (
-            list(range(self.num_outputs)) if output_indices is None else [i % self.num_outputs for i in output_indices]
-        )
+        chosen = choose_outcomes(output_indices, self.num_outputs)
         normals = [self._normal(i, x, observation_noise) for i in chosen]
-        normal = normals[0] if len(normals) == 1 else MultitaskMultivariateNormal.from_independent_mvns(normals)
-        posterior: Any = GPyTorchPosterior(distribution=normal)
-        if hasattr(self, "outcome_transform"):
-            transform: Any = self.outcome_transform
-            if chosen != list(range(self.num_outputs)):
-                transform = transform.subset_output(chosen)
-            posterior = transform.untransform_posterior(posterior, X=x)
-        return posterior if posterior_transform is None else posterior_transform(posterior=posterior, X=x)
+        return join_outcomes(self, normals, chosen, x, posterior_transform)
 
     def _normal(self, i: int, x: Tensor, observation_noise: bool | Tensor) -> MultivariateNormal:
         """One outcome at transformed inputs."""

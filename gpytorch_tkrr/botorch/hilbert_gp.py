@@ -6,9 +6,11 @@ import math
 from typing import Any
 
 import torch
+from botorch.acquisition.objective import PosteriorTransform
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.utils import add_output_dim, gpt_posterior_settings
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.constraints import Interval
 from gpytorch.distributions import MultivariateNormal
@@ -23,6 +25,7 @@ from ..errors import SizeError
 from ..index_set import FullTensor, HyperbolicCross, IndexSet
 from ..kernel import HilbertKernel
 from .box import input_range
+from .outcomes import choose_outcomes, join_outcomes
 
 #: More inputs than this are for :class:`TKRRModel`.
 MAX_DIMS = 6
@@ -132,6 +135,34 @@ class HilbertGPModel(SingleTaskGP):
         # BoTorch turns low-rank likelihoods off; with fewer rows than functions the dense one is indeed the faster.
         normal = ReducedRankNormal if x.shape[-2] > self._num_functions else MultivariateNormal
         return normal(self.mean_module(x), self.covar_module(x))
+
+    def posterior(  # type: ignore[override]
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> Any:
+        """
+        The posterior at given inputs.
+
+        :param X: Inputs `(*batch, q, d)`.
+        :param output_indices: Which outcomes; all by default.
+        :param observation_noise: Whether to add the noise variance, or the (transformed) variances to add,
+            `(*batch, q, m)`.
+        :param posterior_transform: Applied to the result.
+        """
+        if output_indices is None or self.num_outputs == 1:
+            return super().posterior(X, None, observation_noise, posterior_transform)
+        self.eval()
+        x = self.transform_inputs(X)
+        with gpt_posterior_settings():
+            batch, dim = add_output_dim(X=x, original_batch_shape=self._input_batch_shape)
+            normal = self._apply_noise(X=batch, mvn=self(batch), observation_noise=observation_noise)
+            mean, covariance = normal.mean, normal.lazy_covariance_matrix
+            chosen = choose_outcomes(output_indices, self.num_outputs)
+            normals = [MultivariateNormal(mean.select(dim, i), covariance[(slice(None),) * dim + (i,)]) for i in chosen]
+        return join_outcomes(self, normals, chosen, x, posterior_transform)
 
 
 def _expand(

@@ -27,6 +27,7 @@ from botorch.sampling.pathwise.utils import (
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from torch import Tensor
 
+from ..capacitance import root
 from ..kernel import HilbertKernel
 from ..operator import HilbertLinearOperator, capacitance_cholesky
 from .cp_model import TKRRModel
@@ -76,7 +77,7 @@ class HilbertFeatureMap(FeatureMap):
         if self.kernel.active_dims is not None:
             x = x.index_select(-1, self.kernel.active_dims)
         expansion = self.kernel.expansion(self._num_columns)
-        scale = expansion.variances().clamp_min(1e-300).sqrt()
+        scale = root(expansion.variances())
         return (expansion.features(x) * scale.unsqueeze(-2)).to(x.dtype)
 
 
