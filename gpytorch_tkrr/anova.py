@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from .errors import SizeError
 
-
 #: Number of inputs from which on the variances beside the constants fall faster than their number grows.
 MANY_DIMS = 20
 
