@@ -76,7 +76,7 @@ class SavedModel:
         if not Path(path).is_file():
             raise InputError(f"There is no file {path}.")
         try:
-            content = torch.load(path, weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
             known = content["format"] == FORMAT
         except Exception as error:  # whatever torch, pickle and zipfile raise for a file of another kind
             raise InputError(
@@ -182,12 +182,13 @@ def fit_file(
     contender.rank = contender.rank if rank is None else rank
     contender.num_basis = contender.num_basis if num_basis is None else num_basis
     table = open_table(path, target=target, inputs=inputs)
-    contender.model = contender.new_model().double()
+    contender.model = contender.new_model().double().to(processes.device)
     fit = fit_gibbs if method == "tkrr-gibbs" else partial(fit_als, learn_hyperparameters=True)
     fit(
         contender.model, data=Shard(table, processes.rank, processes.size), seed=seed, progress=progress,
         memory=memory, group=processes, checkpoint=checkpoint,
     )  # fmt: skip
+    contender.model.cpu()
     return SavedModel(method, contender, Columns(table.inputs), target, None)
 
 
