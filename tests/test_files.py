@@ -193,7 +193,8 @@ def test_arrays_of_any_number_type_and_order(tmp_path):
     for dtype in (np.float32, np.float16, np.int8, np.uint64, np.bool_):
         for order in "CF":
             np.save(tmp_path / "t.npy", np.array(table, dtype=dtype, order=order))
-            x, y = (torch.cat(parts) for parts in zip(*tkrr.NpySource(tmp_path / "t.npy", target=2, batch_rows=7)))
+            source = tkrr.NpySource(tmp_path / "t.npy", target=2, batch_rows=7)
+            x, y = (torch.cat(parts) for parts in zip(*source, strict=True))
             np.testing.assert_array_equal(np.column_stack([x, y]), table.astype(dtype).astype(float))
 
 
