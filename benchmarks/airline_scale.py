@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -56,9 +57,9 @@ def run(args: argparse.Namespace) -> Report:
     report = Report("airline_scale", f"Flight delays at scale: M = {NUM_BASIS} sines, float64")
     if args.part != "real":
         with tempfile.TemporaryDirectory() as temporary:
-            _generated(report, args, args.folder or Path(temporary))
+            report.attempt("generated flights", partial(_generated, report, args, args.folder or Path(temporary)))
     if args.part != "generated":
-        _real(report, args)
+        report.attempt("real flights", partial(_real, report, args))
     return report
 
 
@@ -67,50 +68,66 @@ def run(args: argparse.Namespace) -> Report:
 
 def _generated(report: Report, args: argparse.Namespace, folder: Path) -> None:
     train, test = folder / f"flights_{args.rows}.npy", folder / f"flights_test_{TEST_ROWS}.npy"
+    _say(f"writing {args.rows} flights")
     write_flights(train, args.rows)
     write_flights(test, TEST_ROWS, first_chunk=1_000_000)
-    num_dims = len(LOWER)
-    updates = args.sweeps * 2 * (num_dims - 1) + 1 + num_dims  # and one pass for each Laplace block
-    full = SWEEPS * 2 * (num_dims - 1) + 1 + num_dims
     for rank in args.ranks:
-        outcome = _in_fresh_process(fit_stream, train, test, rank, args.sweeps, args.memory << 20)
-        dense = dense_seconds(rank, args.dense_rows) * args.rows / args.dense_rows
-        seconds = outcome["seconds"]
-        report.add(
-            data="generated, streamed",
-            method=f"T-KRR, R = {rank}",
-            rows=args.rows,
-            sweeps=args.sweeps,
-            mse=outcome["mse"],
-            seconds=seconds,
-            seconds_10_sweeps=seconds * full / updates,
-            rows_per_second=args.rows * updates / seconds,
-            peak_gb=outcome["peak"] / 1e9,
-            dense_10_sweeps=dense * full,
-            speed_up=dense * updates / seconds,
-            paper_seconds=PAPER_SECONDS.get(rank),
-        )
+        report.attempt(f"generated, R = {rank}", partial(_fit_generated, report, args, train, test, rank))
     for fraction in (4, 2, 1):
-        path = folder / f"flights_{args.rows // fraction}.npy"
-        write_flights(path, args.rows // fraction)
-        outcome = _in_fresh_process(fit_stream, path, test, args.ranks[0], 0, 128 << 20)
-        report.add(
-            data="generated, streamed, 128 MiB",
-            method=f"T-KRR, R = {args.ranks[0]}",
-            rows=args.rows // fraction,
-            sweeps=0,
-            seconds=outcome["seconds"],
-            peak_gb=outcome["peak"] / 1e9,
-        )
+        report.attempt("memory", partial(_fit_in_little_memory, report, args, folder, test, args.rows // fraction))
     report.notes += [
         f"generated: 8 inputs, 2 of them continuous, read from a .npy file in batches; {args.memory} MiB beyond the "
         f"data. {args.sweeps} sweeps were run; seconds_10_sweeps: scaled to {SWEEPS} by the number of passes. "
-        "rows_per_second: rows of all passes. peak_gb: resident memory of a fresh process, libraries included. "
+        "rows_per_second: rows of all passes; t_row_us: microseconds per row and pass, all threads. peak_gb: resident "
+        "memory of a fresh process, libraries included. "
         f"mse: of standardised delays; the noise alone is {_noise_share(test):.3f} of their variance.",
         f"dense_10_sweeps: the dense Gram matrices alone, timed on {args.dense_rows} rows and extrapolated. speed_up: "
         "these against all of our fit, its number of sweeps. paper_seconds: another machine, for orientation.",
         "128 MiB, 0 sweeps: one update and the Laplace blocks, to show that memory does not grow with the rows.",
     ]
+
+
+def _fit_generated(report: Report, args: argparse.Namespace, train: Path, test: Path, rank: int) -> None:
+    num_dims = len(LOWER)
+    updates = args.sweeps * 2 * (num_dims - 1) + 1 + num_dims  # and one pass for each Laplace block
+    full = SWEEPS * 2 * (num_dims - 1) + 1 + num_dims
+    outcome = _in_fresh_process(fit_stream, train, test, rank, args.sweeps, args.memory << 20)
+    _say(f"dense Gram matrix, R = {rank}, {args.dense_rows} rows")
+    dense = dense_seconds(rank, args.dense_rows) * args.rows / args.dense_rows
+    seconds = outcome["seconds"]
+    report.add(
+        data="generated, streamed",
+        method=f"T-KRR, R = {rank}",
+        rows=args.rows,
+        sweeps=args.sweeps,
+        mse=outcome["mse"],
+        seconds=seconds,
+        seconds_10_sweeps=seconds * full / updates,
+        rows_per_second=args.rows * updates / seconds,
+        t_row_us=1e6 * seconds / updates / args.rows,
+        peak_gb=outcome["peak"] / 1e9,
+        dense_10_sweeps=dense * full,
+        speed_up=dense * updates / seconds,
+        paper_seconds=PAPER_SECONDS.get(rank),
+    )
+
+
+def _fit_in_little_memory(report: Report, args: argparse.Namespace, folder: Path, test: Path, num_rows: int) -> None:
+    path = folder / f"flights_{num_rows}.npy"
+    write_flights(path, num_rows)
+    outcome = _in_fresh_process(fit_stream, path, test, args.ranks[0], 0, 128 << 20)
+    report.add(
+        data="generated, streamed, 128 MiB",
+        method=f"T-KRR, R = {args.ranks[0]}",
+        rows=num_rows,
+        sweeps=0,
+        seconds=outcome["seconds"],
+        peak_gb=outcome["peak"] / 1e9,
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def fit_stream(train: Path, test: Path, rank: int, sweeps: int, memory: int) -> dict[str, float]:
@@ -127,7 +144,9 @@ def fit_stream(train: Path, test: Path, rank: int, sweeps: int, memory: int) -> 
     source = tkrr.NpySource(train, target=len(LOWER))
     model = make_model(rank)
     penalty = tkrr.FrobeniusPenalty(100 / source.num_rows)
-    tkrr.fit_als(model, data=source, max_sweeps=sweeps, rel_tol=0.0, penalty=penalty, seed=0, memory=memory)
+    tkrr.fit_als(
+        model, data=source, max_sweeps=sweeps, rel_tol=0.0, penalty=penalty, seed=0, memory=memory, progress=True
+    )
     seconds = time.perf_counter() - start
     (x, y), *_ = tkrr.NpySource(test, target=len(LOWER), batch_rows=TEST_ROWS)
     error = mean_squared_error(predict_mean(model, x), y) / float(y.var())
@@ -190,16 +209,17 @@ def _real(report: Report, args: argparse.Namespace) -> None:
         mse = mean_squared_error(predict(test_x), test_y)
         report.add(data=data.name, method=method, rows=len(y), sweeps=sweeps, mse=mse, seconds=seconds)
 
+    def attempt(method: str, sweeps: int | None, train: Callable[[], Callable[[Tensor], Tensor]]) -> None:
+        _say(f"{data.name}: {method}")
+        report.attempt(f"{data.name}, {method}", partial(add, method, sweeps, train))
+
     for rank in args.real_ranks:
-        add(f"T-KRR, R = {rank}", args.real_sweeps, partial(_als, x, y, rank, args.real_sweeps))
+        attempt(f"T-KRR, R = {rank}", args.real_sweeps, partial(_als, x, y, rank, args.real_sweeps))
     if args.gibbs:
-        add(
-            f"Bayesian T-KRR, R = {args.real_ranks[-1]}",
-            2 * args.gibbs,
-            partial(_gibbs, x, y, args.real_ranks[-1], args.gibbs),
-        )
+        rank = args.real_ranks[-1]
+        attempt(f"Bayesian T-KRR, R = {rank}", 2 * args.gibbs, partial(_gibbs, x, y, rank, args.gibbs))
     if args.svgp_epochs:
-        add(f"SVGP-512, {args.svgp_epochs} epochs", None, partial(_svgp, x, y, args.svgp_epochs))
+        attempt(f"SVGP-512, {args.svgp_epochs} epochs", None, partial(_svgp, x, y, args.svgp_epochs))
     report.notes.append(
         f"{data.name}: {len(x)} training and {len(test_x)} test rows of {x.shape[1]} inputs, standardised test MSE. "
         f"T-KRR: the default kernel, lengthscales and noise learned, {args.real_sweeps} sweeps. Bayesian T-KRR: one "
@@ -210,13 +230,13 @@ def _real(report: Report, args: argparse.Namespace) -> None:
 
 def _als(x: Tensor, y: Tensor, rank: int, sweeps: int) -> Callable[[Tensor], Tensor]:
     model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood().double(), rank=rank, num_basis=NUM_BASIS)
-    tkrr.fit_als(model, max_sweeps=sweeps, rel_tol=0.0, learn_hyperparameters=True, seed=0)
+    tkrr.fit_als(model, max_sweeps=sweeps, rel_tol=0.0, learn_hyperparameters=True, seed=0, progress=True)
     return partial(predict_mean, model)
 
 
 def _gibbs(x: Tensor, y: Tensor, rank: int, num: int) -> Callable[[Tensor], Tensor]:
     model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood().double(), rank=rank, num_basis=NUM_BASIS)
-    tkrr.fit_gibbs(model, num_warmup=num, num_draws=num, seed=0)
+    tkrr.fit_gibbs(model, num_warmup=num, num_draws=num, seed=0, progress=True)
     return partial(predict_mean, model)
 
 

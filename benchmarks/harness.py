@@ -6,7 +6,9 @@ import json
 import math
 import multiprocessing
 import os
+import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -77,8 +79,22 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def add(self, **row: Any) -> None:
-        """Append a row; a row may lack columns that others have."""
+        """Append a row and show it on stderr, to follow a long run; a row may lack columns that others have."""
         self.rows.append(row)
+        print(", ".join(f"{column} {_format(value)}" for column, value in row.items()), file=sys.stderr, flush=True)
+
+    def attempt(self, name: str, function: Callable[[], object]) -> None:
+        """
+        Run a part of a long benchmark. If it fails, a note says so and the other parts are still run and written.
+
+        :param name: What the part measures.
+        :param function: Adds its rows.
+        """
+        try:
+            function()
+        except Exception as error:
+            traceback.print_exc()
+            self.notes.append(f"FAILED: {name}: {type(error).__name__}: {error}")
 
     def table(self) -> str:
         """The title, the rows in aligned columns, and the notes."""

@@ -141,6 +141,38 @@ def comparison_table(report: dict[str, Any]) -> str:
 COMPARISON_MARKS = re.compile(r"(?<=<!-- table: compare -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
+def scaling_table(report: dict[str, Any]) -> str:
+    """
+    The tables of docs/scaling.md, from the JSON of ``python -m benchmarks weak_scaling``: the constants of the model,
+    and what follows from them.
+
+    Run ``python docs/generate.py`` to put them there.
+    """
+    measured = [row for row in report["rows"] if row["kind"] == "measured"]
+    lines = ["| R | processes | $t_\\text{row}$ | $t_\\text{solve}$ | $V$ | seconds of a sweep | efficiency |"]
+    lines.append("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for row in measured:
+        lines.append(
+            f"| {row['R']} | {row['processes']} | {row['t_row_us']:.2f} µs | {row['t_solve_ms']:.1f} ms "
+            f"| {row['kilobytes_per_update']:.0f} kB | {row['seconds_per_sweep']:.2f} | {row['efficiency']:.2f} |"
+        )
+    lines += ["", "From the rows of one process follows, on paper:", ""]
+    lines += ["| R | rows | processes | seconds of a sweep | ten sweeps | efficiency |"]
+    lines += ["| ---: | ---: | ---: | ---: | ---: | ---: |"]
+    for row in report["rows"]:
+        if row["kind"] == "on paper":
+            power = len(str(row["rows"])) - 1
+            lines.append(
+                f"| {row['R']} | $10^{{{power}}}$ | {row['processes']} | {row['seconds_per_sweep']:.1f} "
+                f"| {row['minutes_10_sweeps']:.1f} min | {100 * row['efficiency']:.1f} % |"
+            )
+    return "\n".join(lines)
+
+
+#: Where docs/scaling.md has them.
+SCALING_MARKS = re.compile(r"(?<=<!-- table: weak_scaling -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
 def tutorials(source: Path, target: Path) -> list[Path]:
     """
     The percent-format scripts of `source` as notebooks in `target`, to be executed by the build.
@@ -170,3 +202,7 @@ if __name__ == "__main__":
     table = comparison_table(json.loads((root / "benchmarks/results/compare.json").read_text(encoding="utf-8")))
     readme = (root / "README.md").read_text(encoding="utf-8")
     write_if_changed(root / "README.md", COMPARISON_MARKS.sub(lambda _: table + "\n", readme))
+    stored, page = root / "benchmarks/results/weak_scaling.json", root / "docs/scaling.md"
+    if stored.exists():
+        tables = scaling_table(json.loads(stored.read_text(encoding="utf-8")))
+        write_if_changed(page, SCALING_MARKS.sub(lambda _: tables + "\n", page.read_text(encoding="utf-8")))

@@ -134,8 +134,9 @@ def fit_als(
         model.append_train_data(*new_rows)
     processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
     training = model.training_data(data, processes)
+    starts = {f"initial_factors.{d}": factor.detach().cpu() for d, factor in enumerate(initial_factors or ())}
     identity = fit_identity("fit_als", model, training.summary, seed=seed, penalty=repr(penalty), rel_tol=rel_tol,
-                            learn_hyperparameters=learn_hyperparameters)  # fmt: skip
+                            learn_hyperparameters=learn_hyperparameters, **starts)  # fmt: skip
     require_same_fit(identity, processes)
     saved = checkpoint.open(identity, processes)
     if learn_hyperparameters and not model.is_fitted:

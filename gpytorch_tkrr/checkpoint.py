@@ -10,7 +10,6 @@ import hashlib
 import io
 import math
 import os
-import pickle
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -66,17 +65,7 @@ class Checkpoint:
         :param processes: The processes that take part.
         """
         self._identity, self._processes = identity, processes
-        state: dict[str, Any] | Exception | None = None
-        if processes.rank == 0:
-            try:
-                self._check_folder()
-                state = self._read() if self.path.exists() else None
-            except CheckpointError as error:
-                state = error
-        state = processes.share(state)
-        if isinstance(state, Exception):
-            raise state
-        return state
+        return processes.collect(self._load)[0]
 
     def save(self, state: Callable[[], dict[str, Any]], *, last: bool = False) -> None:
         """
@@ -89,21 +78,33 @@ class Checkpoint:
             self._write({"identity": self._identity, "state": state()})
             self._written = time.monotonic()
 
-    def _check_folder(self) -> None:
-        if not self.path.parent.is_dir():
+    def _load(self) -> dict[str, Any] | None:
+        if self._processes.rank != 0:
+            return None
+        folder = self.path.parent
+        if not folder.is_dir():
             raise CheckpointError(f"The folder of the checkpoint {self.path} does not exist. Make it first.")
+        if self.path.is_dir() or not os.access(folder, os.W_OK):
+            raise CheckpointError(f"The checkpoint {self.path} is a folder, or lies in one that cannot be written to.")
+        return self._read() if self.path.exists() else None
 
     def _write(self, content: dict[str, Any]) -> None:
         buffer = io.BytesIO()
         torch.save(content, buffer)
         payload = buffer.getbuffer()
         part = self.path.with_name(self.path.name + ".part")
-        with part.open("wb") as file:
-            file.write(MAGIC + hashlib.sha256(payload).digest())
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, self.path)
+        try:
+            with part.open("wb") as file:
+                file.write(MAGIC + hashlib.sha256(payload).digest())
+                file.write(payload)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, self.path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise CheckpointError(
+                f"The checkpoint {self.path} could not be written ({error}). What was written before it is still there."
+            ) from error
 
     def _read(self) -> dict[str, Any]:
         content = self.path.read_bytes()
@@ -116,18 +117,18 @@ class Checkpoint:
             raise CheckpointError(f"The checkpoint {self.path} is damaged. {remedy}")
         try:
             loaded = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-        except (RuntimeError, pickle.UnpicklingError) as error:
+            saved, state = dict(loaded["identity"]), dict(loaded["state"])
+        except Exception as error:  # whatever torch and pickle raise for another content
             raise CheckpointError(
-                f"The checkpoint {self.path} holds more than tensors and numbers. {remedy}"
+                f"The checkpoint {self.path} holds something else, or more than tensors and numbers. {remedy}"
             ) from error
-        saved = loaded["identity"]
         name = _difference(self._identity, saved)
         if name is not None:
             raise CheckpointError(
                 f"The checkpoint {self.path} belongs to another fit: {name} was {_show(saved.get(name))} and is now "
                 f"{_show(self._identity.get(name))}. {remedy}"
             )
-        return loaded["state"]
+        return state
 
 
 class NoCheckpoint(Checkpoint):
@@ -164,7 +165,7 @@ def fit_identity(kind: str, model: nn.Module, summary: Summary, **settings: Any)
     :param settings: Numbers and strings.
     """
     data = {f"data.{name}": getattr(summary, name) for name in ("num_rows", "num_dims", "mean", "variance")}
-    data.update({f"data.{name}": getattr(summary, name).cpu() for name in ("lower", "upper")})
+    data.update({f"data.{name}": getattr(summary, name).cpu() for name in ("lower", "upper", "fingerprint")})
     values = {f"model.{name}": tensor.detach().clone().cpu() for name, tensor in model.named_parameters()}
     values.update({f"model.{name}": tensor.detach().clone().cpu() for name, tensor in model.named_buffers()})
     sizes = {f"model.{name}": getattr(model, name) for name in ("rank", "num_basis") if hasattr(model, name)}

@@ -31,7 +31,7 @@ class TableSource(RowSource):
     the row.
 
     :param path: The file.
-    :param target: The column of the targets.
+    :param target: The column of the targets: its name, or its number among all columns, from the end if negative.
     :param inputs: The columns of the inputs, in this order; by default all that are neither target nor weight.
     :param weight: A column of row weights, or None for ones.
     :param batch_rows: Rows per batch.
@@ -50,17 +50,27 @@ class TableSource(RowSource):
         if not self.path.exists():
             raise InputError(f"There is no file {self.path}.")
         self.batch_rows = batch_rows
-        self.target, self.weight = str(target), None if weight is None else str(weight)
-        columns = self.columns
+        self.target, self.weight = self._name(target), None if weight is None else self._name(weight)
         if inputs is None:
-            self.inputs = [name for name in columns if name not in (self.target, self.weight)]
+            self.inputs = [name for name in self.columns if name not in (self.target, self.weight)]
         else:
-            self.inputs = [str(name) for name in inputs]
-        for name in self._used:
-            if name not in columns:
-                raise InputError(f"{self.path.name} has no column {name!r}; its columns are {', '.join(columns)}.")
+            self.inputs = [self._name(column) for column in inputs]
         if not self.inputs:
             raise InputError(f"{self.path.name} has no columns beside the target {self.target!r}.")
+        for name in self._used:
+            if self.columns.count(name) > 1:
+                raise InputError(f"{self.path.name} has more than one column {name!r}. Give them different names.")
+            if self._used.count(name) > 1:
+                raise InputError(f"Target, weight and inputs must be different columns; {name!r} is named twice.")
+
+    def _name(self, column: str | int) -> str:
+        """The name of a column that is given by its name or number."""
+        columns = self.columns
+        if isinstance(column, int) and -len(columns) <= column < len(columns):
+            return columns[column]
+        if column not in columns:
+            raise InputError(f"{self.path.name} has no column {column!r}; its columns are {', '.join(columns)}.")
+        return str(column)
 
     @property
     def _used(self) -> list[str]:
@@ -125,9 +135,12 @@ class ParquetSource(TableSource):
             raise ImportError(
                 "Reading Parquet needs pyarrow: pip install pyarrow, or gpytorch_tkrr[parquet]."
             ) from error
-        return pyarrow.parquet.ParquetFile(path)
+        try:
+            return pyarrow.parquet.ParquetFile(path)
+        except pyarrow.ArrowException as error:
+            raise InputError(f"{path.name} cannot be read: {error}") from error
 
-    @property
+    @cached_property
     def columns(self) -> list[str]:
         with self._open(self._files[0]) as file:
             return list(file.schema_arrow.names)
@@ -163,6 +176,8 @@ class ParquetSource(TableSource):
 
         with self._open(path) as file:
             for name in names:
+                if name not in file.schema_arrow.names:
+                    raise InputError(f"{path.name} has no column {name!r}, which {self._files[0].name} has.")
                 kind = file.schema_arrow.field(name).type
                 if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or kind == pyarrow.bool_()):
                     raise self._not_numbers(name, f"values of type {kind}")
@@ -203,7 +218,7 @@ class CSVSource(TableSource):
 
     def _open(self) -> IO[str]:
         openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-        return openers.get(self.path.suffix, open)(self.path, "rt", encoding="utf-8-sig", newline="")
+        return openers.get(self.path.suffix, open)(self.path, "rt", encoding="utf-8-sig", errors="replace", newline="")
 
     def _lines(self, file: IO[str]) -> Iterator[str]:
         """The lines after that of the names, without blank ones."""
@@ -231,11 +246,14 @@ class CSVSource(TableSource):
 
     def _parse(self, lines: list[str], places: list[int], first: int) -> np.ndarray:
         options: dict[str, Any] = {"delimiter": self.delimiter, "comments": None, "quotechar": '"', "ndmin": 2}
-        try:
-            return np.loadtxt(lines, usecols=places, **options)
-        except ValueError:
-            pass  # a value is missing, or is no number: look at them one by one
-        rows = list(csv.reader(lines, delimiter=self.delimiter))
+        if all(line.count(self.delimiter) == len(self.columns) - 1 for line in lines):
+            try:
+                return np.loadtxt(lines, usecols=places, **options)
+            except ValueError:
+                pass  # a value is missing, or is no number
+        rows = list(csv.reader(lines, delimiter=self.delimiter))  # slower: look at the values one by one
+        if len(rows) != len(lines):
+            raise InputError(f"{self.path.name} must have one line for each row, but a value in it has a line break.")
         block = np.empty((len(rows), len(places)))
         for i, row in enumerate(rows):
             if len(row) != len(self.columns):
@@ -261,7 +279,7 @@ class NpySource(TableSource):
     One array `(N, K)` in a .npy file; columns are named by their numbers.
 
     :param path: The file.
-    :param target: The number of the column of the targets.
+    :param target: The number of the column of the targets, from the end if negative.
     :param inputs: The numbers of the columns of the inputs, in this order; by default all others.
     :param weight: The number of a column of row weights, or None for ones.
     :param batch_rows: Rows per batch.
@@ -277,7 +295,7 @@ class NpySource(TableSource):
 
     def _open(self) -> np.ndarray:
         try:
-            table = np.load(self.path, mmap_mode="r")
+            table = np.lib.format.open_memmap(self.path, mode="r")
         except ValueError as error:
             raise InputError(f"{self.path.name} cannot be read: {error}") from error
         if table.dtype.kind not in "biuf" or table.ndim != 2:
@@ -306,19 +324,26 @@ class _ArrayStream:
     """Rows of one array of an npz archive, decompressed one after the other."""
 
     def __init__(self, file: IO[bytes], name: str):
-        self.file = file
-        version = np.lib.format.read_magic(file)
-        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        if version not in read_header:
-            raise InputError(f"{name} is an npy file of version {version}, which is not supported.")
-        self.shape, fortran_order, self.dtype = read_header[version](file)
-        if self.dtype.kind not in "biuf" or len(self.shape) not in (1, 2) or (fortran_order and len(self.shape) == 2):
-            order = "in Fortran order" if fortran_order else "in C order"
-            raise InputError(
-                f"{name} must hold numbers of shape (N,) or (N, K) in C order; got {self.dtype} of shape {self.shape} "
-                f"{order}. Save numpy.ascontiguousarray(array)."
+        self.file, self.name = file, name
+        try:
+            version = np.lib.format.read_magic(file)
+            read_header = (
+                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             )
+            self.shape, self.fortran_order, self.dtype = read_header(file)
+        except ValueError as error:
+            raise InputError(f"{name} cannot be read: {error}") from error
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:]))
+
+    def check(self) -> None:
+        """An error where these are not rows of numbers, one after the other."""
+        num_dims = len(self.shape)
+        if self.dtype.kind not in "biuf" or num_dims not in (1, 2) or (self.fortran_order and num_dims == 2):
+            order = "in Fortran order" if self.fortran_order else "in C order"
+            raise InputError(
+                f"{self.name} must hold numbers of shape (N,) or (N, K) in C order; got {self.dtype} of shape "
+                f"{self.shape} {order}. Save numpy.ascontiguousarray(array)."
+            )
 
     def skip(self, num_rows: int) -> None:
         """
@@ -365,16 +390,22 @@ class NpzSource(TableSource):
     def _places(self) -> dict[str, tuple[str, int, int]]:
         """Array, column in it, and number of rows of each column."""
         places = {}
-        with zipfile.ZipFile(self.path) as archive:
+        with self._open() as archive:
             for member in archive.namelist():
                 with archive.open(member) as file:
                     shape = _ArrayStream(file, member).shape
                 name, width = member.removesuffix(".npy"), shape[1] if len(shape) == 2 else 1
                 for column in range(width):
-                    places[name if width == 1 else f"{name}{column}"] = member, column, shape[0]
+                    places[name if width == 1 else f"{name}{column}"] = member, column, shape[0] if shape else 1
         return places
 
-    @property
+    def _open(self) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(self.path)
+        except zipfile.BadZipFile as error:
+            raise InputError(f"{self.path.name} cannot be read: {error}") from error
+
+    @cached_property
     def columns(self) -> list[str]:
         return list(self._places)
 
@@ -389,10 +420,11 @@ class NpzSource(TableSource):
 
     def _blocks(self, start: int, stop: int, names: list[str]) -> Iterator[Sequence[np.ndarray]]:
         places = [self._places[name] for name in names]
-        with zipfile.ZipFile(self.path) as archive, ExitStack() as stack:
+        with self._open() as archive, ExitStack() as stack:
             streams = {}
             for member in {member for member, _, _ in places}:
                 streams[member] = _ArrayStream(stack.enter_context(archive.open(member)), member)
+                streams[member].check()
                 streams[member].skip(start)
             for first in range(start, stop, self.batch_rows):
                 blocks = {name: stream.read(min(self.batch_rows, stop - first)) for name, stream in streams.items()}
@@ -424,7 +456,7 @@ def open_table(
     A file of columns as a source of batches, by the end of its name: .parquet, .csv, .npy or .npz.
 
     :param path: The file; a folder is one of Parquet files.
-    :param target: The column of the targets.
+    :param target: The column of the targets: its name, or its number among all columns, from the end if negative.
     :param inputs: The columns of the inputs, in this order; by default all others.
     :param weight: A column of row weights, or None for ones.
     :param batch_rows: Rows per batch.

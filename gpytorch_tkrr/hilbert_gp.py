@@ -109,7 +109,15 @@ class HilbertGP(GP):
         return self.mean_module(self.train_inputs[0][:1]).squeeze(-1)
 
     def _variances(self) -> Tensor:
-        return low_rank_part(self.covar_module, self.train_inputs[0]).variances
+        low_rank = low_rank_part(self.covar_module, self.train_inputs[0])
+        if low_rank.num_features != len(self.sums.rhs):
+            raise InputError(
+                f"The kernel has {low_rank.num_features} functions, but the sums over the data are of "
+                f"{len(self.sums.rhs)}. Make the model with the kernel that it was saved with."
+            )
+        if low_rank.features.requires_grad:
+            raise _trained_basis()
+        return low_rank.variances
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """
@@ -133,7 +141,12 @@ class HilbertGP(GP):
             )
         (x,) = inputs
         x = x.unsqueeze(-1) if x.dim() == 1 else x
+        if x.shape[-1] != self.train_inputs[0].shape[-1]:
+            num_dims = self.train_inputs[0].shape[-1]
+            raise InputError(f"Inputs must have {num_dims} columns, as the data; got shape {tuple(x.shape)}.")
         prior = self.forward(x)
+        if settings.prior_mode.on():
+            return prior
         mean, covariance = self.prediction_strategy.exact_prediction(
             prior.mean, prior.lazy_covariance_matrix, prior.lazy_covariance_matrix
         )
@@ -142,9 +155,9 @@ class HilbertGP(GP):
     @property
     def prediction_strategy(self) -> HilbertPredictionStrategy:
         """Predicts from the posterior of the weights, which is computed once after training."""
-        if self._strategy is not None:
-            return self._strategy
         is_detached = settings.detach_test_caches.on()
+        if self._strategy is not None and is_detached:
+            return self._strategy
         with torch.set_grad_enabled(torch.is_grad_enabled() and not is_detached):
             posterior = self.sums.posterior(self._variances(), self._constant(), self.likelihood.noise)
         prior = self.forward(self.train_inputs[0])
@@ -187,10 +200,14 @@ def _check_kernel(kernel: Kernel) -> None:
     if part.domain.num_dims is None:
         return
     if any(tensor.requires_grad for tensor in part.expansion().basis_parameters()):
-        raise UnsupportedKernelError(
-            "The basis functions depend on a parameter that is trained (the period of a PeriodicKernel), but the data "
-            "are read once only. Fix it: kernel.raw_period_length.requires_grad_(False)."
-        )
+        raise _trained_basis()
+
+
+def _trained_basis() -> UnsupportedKernelError:
+    return UnsupportedKernelError(
+        "The basis functions depend on a parameter that is trained (the period of a PeriodicKernel), but the data are "
+        "read once only. Fix it: kernel.raw_period_length.requires_grad_(False)."
+    )
 
 
 class SummedLinearOperator(LinearOperator):

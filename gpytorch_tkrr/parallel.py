@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import ProcessError
+from .errors import InputError, ProcessError
 
 T = TypeVar("T")
 
@@ -27,11 +27,13 @@ class Processes:
 
     :ivar rank: The number of this process.
     :ivar size: The number of processes.
+    :ivar device: Where they exchange tensors.
     :ivar volume: Bytes that this process has handed to :meth:`sum` so far.
     """
 
     rank = 0
     size = 1
+    device = torch.device("cpu")
     volume = 0
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -84,8 +86,10 @@ class ProcessGroup(Processes):
     def __init__(self, group: Any):
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        on_gpu = dist.get_backend(group) == "nccl"
-        self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        if self.rank < 0:
+            raise InputError("This process does not belong to the group. Call the fit only in those that do.")
+        if dist.get_backend(group) == "nccl":
+            self.device = torch.device("cuda", torch.cuda.current_device())
 
     def sum(self, tensor: Tensor) -> Tensor:
         total = tensor.to(self.device).contiguous()

@@ -76,7 +76,7 @@ class SavedModel:
         if not Path(path).is_file():
             raise InputError(f"There is no file {path}.")
         try:
-            content = torch.load(path, weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
             known = content["format"] == FORMAT
         except Exception:  # whatever torch, pickle and zipfile raise for a file of another kind
             raise InputError(f"{path} is not a model written by `gpytorch-tkrr fit`.") from None
@@ -184,17 +184,12 @@ def fit_file(
     summary = summarise(rows, group=processes)
     if summary.variance == 0:
         raise InputError(f"The target is constant: all values are {summary.mean:g}. There is nothing to learn.")
-    contender.model = contender.new_model().double()
+    contender.model = contender.new_model().double().to(processes.device)
     fit = fit_gibbs if method == "tkrr-gibbs" else partial(fit_als, learn_hyperparameters=True)
     fit(
-        contender.model,
-        data=rows,
-        seed=seed,
-        progress=progress,
-        memory=memory,
-        group=processes,
-        checkpoint=checkpoint,
-    )
+        contender.model, data=rows, seed=seed, progress=progress, memory=memory, group=processes, checkpoint=checkpoint
+    )  # fmt: skip
+    contender.model.cpu()
     return SavedModel(method, contender, Columns(table.inputs), target, None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler
 
 from .errors import InputError
 from .parallel import ONE_PROCESS, Processes, as_processes
@@ -44,7 +45,7 @@ class Batch:
         return self.x.shape[0]
 
 
-Source = Iterable[tuple[Tensor, ...]]
+Source = Iterable[Sequence[Any]]
 
 
 class RowSource(ABC):
@@ -81,6 +82,7 @@ class TensorSource(RowSource):
     def __init__(self, x: Tensor, y: Tensor, weight: Tensor | None = None, *, batch_rows: int = BATCH_ROWS):
         self.parts = (x, y) if weight is None else (x, y, weight)
         self.batch_rows = batch_rows
+        _check_lengths(self.parts)
 
     @property
     def num_rows(self) -> int:
@@ -113,9 +115,7 @@ class ArraySource(RowSource):
     def __init__(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None, *, batch_rows: int = BATCH_ROWS):
         self.parts = (x, y) if weight is None else (x, y, weight)
         self.batch_rows = batch_rows
-        lengths = [len(part) for part in self.parts]
-        if len(set(lengths)) > 1:
-            raise InputError(f"Inputs, targets and weights must have the same number of rows; got {lengths}.")
+        _check_lengths(self.parts)
 
     @property
     def num_rows(self) -> int:
@@ -124,9 +124,28 @@ class ArraySource(RowSource):
     def rows(self, start: int, stop: int) -> Iterator[tuple[Tensor, ...]]:
         for first in range(start, stop, self.batch_rows):
             rows = slice(first, min(first + self.batch_rows, stop))
-            yield tuple(torch.from_numpy(np.array(part[rows], dtype=np.float64)) for part in self.parts)
+            yield tuple(as_tensor(part[rows]) for part in self.parts)
             for part in self.parts:
                 release(part)
+
+
+def _check_lengths(parts: Sequence[Any]) -> None:
+    lengths = [part.shape[0] if part.ndim else 1 for part in parts]
+    if len(set(lengths)) > 1:
+        raise InputError(f"Inputs, targets and weights must have the same number of rows; got {lengths}.")
+
+
+def as_tensor(part: Any) -> Tensor:
+    """
+    A tensor, detached, or the float64 tensor of an array of numbers.
+
+    :param part: A tensor or an array.
+    """
+    if isinstance(part, Tensor):
+        return part.detach()
+    if part.dtype.kind not in "biuf":
+        raise InputError(f"Arrays must hold numbers; got one of type {part.dtype}. Convert it by astype(float).")
+    return torch.from_numpy(np.array(part, dtype=np.float64))
 
 
 def release(array: np.ndarray) -> None:
@@ -146,12 +165,11 @@ def as_source(data: object) -> Source:
 
     :param data: `(x, y)` or `(x, y, weight)`, or an iterable of such batches, for instance a DataLoader.
     """
-    if isinstance(data, (tuple, list)) and len(data) in (2, 3):
+    if isinstance(data, (tuple, list)) and _is_batch(data):
         if all(isinstance(part, Tensor) for part in data):
             return TensorSource(*data)
-        if all(isinstance(part, np.ndarray) for part in data):
-            return ArraySource(*data)
-    if isinstance(data, str) or not isinstance(data, Iterable):
+        return ArraySource(*(part.detach().cpu().numpy() if isinstance(part, Tensor) else part for part in data))
+    if isinstance(data, (str, Mapping, Tensor, np.ndarray)) or not isinstance(data, Iterable):
         raise InputError(
             f"data must be a pair of tensors or arrays (x, y), or an iterable of such batches; got a "
             f"{type(data).__name__}. Open a file with gpytorch_tkrr.open_table(path, target=...)."
@@ -162,6 +180,23 @@ def as_source(data: object) -> Source:
             "an object whose iteration starts afresh each time: tensors, a list of batches, or a DataLoader."
         )
     return data
+
+
+def _is_batch(parts: object) -> bool:
+    """Whether this is (x, y) or (x, y, weight), tensors or arrays."""
+    return (
+        isinstance(parts, (tuple, list))
+        and len(parts) in (2, 3)
+        and all(isinstance(part, (Tensor, np.ndarray)) for part in parts)
+    )
+
+
+def _require_batch(parts: object) -> None:
+    if not _is_batch(parts):
+        kind = type(parts).__name__
+        if isinstance(parts, (tuple, list)) and len(parts) <= 5:
+            kind += f" ({', '.join(type(part).__name__ for part in parts)})"
+        raise InputError(f"Data must come in batches (x, y) or (x, y, weight) of tensors or arrays; got: {kind}.")
 
 
 class Shard(RowSource):
@@ -185,6 +220,11 @@ class Shard(RowSource):
     def __init__(self, data: Any, rank: int, size: int):
         if not 0 <= rank < size:
             raise InputError(f"rank must lie between 0 and size - 1 = {size - 1}; got {rank}.")
+        if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
+            raise InputError(
+                "A shard is made of consecutive rows, but this DataLoader gives them in another order in every pass. "
+                "Make it with shuffle=False."
+            )
         self.source = as_source(data)
         total = self.source.num_rows if isinstance(self.source, RowSource) else _count(self.source)
         self.first_row, self.stop_row = total * rank // size, total * (rank + 1) // size
@@ -201,7 +241,11 @@ class Shard(RowSource):
 
 
 def _count(source: Source) -> int:
-    return sum(parts[0].shape[0] for parts in source)
+    total = 0
+    for parts in source:
+        _require_batch(parts)
+        total += len(parts[0])
+    return total
 
 
 def select_rows(batches: Iterable[Sequence[Any]], start: int, stop: int) -> Iterator[tuple[Any, ...]]:
@@ -223,7 +267,7 @@ def select_rows(batches: Iterable[Sequence[Any]], start: int, stop: int) -> Iter
 
 
 def read_batch(
-    parts: Sequence[Tensor],
+    parts: Sequence[Any],
     *,
     targets: Callable[[Tensor], Tensor] | None = None,
     device: torch.device | None = None,
@@ -231,18 +275,18 @@ def read_batch(
     """
     What a source yields, its shapes checked, in float64.
 
-    :param parts: `(x, y)` or `(x, y, weight)`.
+    :param parts: `(x, y)` or `(x, y, weight)`, tensors or arrays.
     :param targets: Maps raw targets `(n,)` to float64 ones.
     :param device: Where the batch is moved to; by default it stays where it is.
     """
-    if len(parts) not in (2, 3) or not all(isinstance(part, Tensor) for part in parts):
-        kinds = ", ".join(type(part).__name__ for part in parts)
-        raise InputError(f"Data must come as tensors (x, y) or (x, y, weight); got ({kinds}).")
-    x, y, *weight = (part.detach() if device is None else part.detach().to(device) for part in parts)
+    _require_batch(parts)
+    tensors = (as_tensor(part) for part in parts)
+    x, y, *weight = (part if device is None else part.to(device) for part in tensors)
     x = x.double().unsqueeze(-1) if x.dim() == 1 else x.double()
-    y = y.squeeze(-1) if y.dim() == 2 and y.shape[-1] == 1 else y
-    if x.dim() != 2 or y.shape != x.shape[:1]:
-        raise InputError(f"Inputs must have shape (N, D) and targets (N,); got {tuple(x.shape)} and {tuple(y.shape)}.")
+    y, *weight = (part.squeeze(-1) if part.dim() == 2 and part.shape[-1] == 1 else part for part in (y, *weight))
+    if x.dim() != 2 or any(part.shape != x.shape[:1] for part in (y, *weight)):
+        shapes = ", ".join(str(tuple(part.shape)) for part in (x, y, *weight))
+        raise InputError(f"Inputs must have shape (N, D), targets and weights (N,); got {shapes}.")
     y = y.double() if targets is None else targets(y)
     return Batch(x, y, weight[0].double() if weight else None)
 
@@ -270,20 +314,24 @@ def checked_batches(
 
 
 def _check_finite(batch: Batch, offset: int) -> None:
-    for name, values in (("inputs", batch.x), ("targets", batch.y.unsqueeze(-1))):
-        bad = ~torch.isfinite(values).all(-1)
-        if bad.any():
-            first = offset + int(bad.nonzero()[0, 0])
-            raise InputError(
-                f"The {name} hold NaN or infinite values (the first is in row {first}). Drop or impute these rows."
-            )
-    if batch.weight is not None and not (torch.isfinite(batch.weight) & (batch.weight > 0)).all():
-        raise InputError("Row weights must be positive and finite.")
+    finite = {"inputs": torch.isfinite(batch.x).all(-1), "targets": torch.isfinite(batch.y)}
+    if batch.weight is not None:
+        finite["weights"] = torch.isfinite(batch.weight) & (batch.weight > 0)
+    bad = ~torch.stack(list(finite.values())).all(0)
+    if not bad.any():
+        return
+    first = int(bad.nonzero()[0, 0])
+    name = next(name for name, good in finite.items() if not good[first])
+    if name == "weights":
+        raise InputError(f"Row weights must be positive and finite (the first that is not is in row {offset + first}).")
+    raise InputError(
+        f"The {name} hold NaN or infinite values (the first is in row {offset + first}). Drop or impute these rows."
+    )
 
 
 @dataclass
 class Summary:
-    """
+    r"""
     What one pass over the data tells.
 
     :param num_rows: N.
@@ -294,6 +342,8 @@ class Summary:
     :param upper: Largest inputs `(D,)`.
     :param mass: The sum of the row weights.
     :param sample: Inputs of evenly spaced rows `(n, D)`, of all rows where they are few.
+    :param fingerprint: :math:`\sum_n \max(\pm y_n, 0) |x_{nd}|`, `(2, D)`, the same for the same rows in
+        whatever order and batches.
     :param stride: The sample holds one row in so many.
 
     Example:
@@ -314,6 +364,7 @@ class Summary:
     upper: Tensor
     mass: float
     sample: Tensor
+    fingerprint: Tensor
     stride: int = 1
 
     def __post_init__(self):
@@ -330,7 +381,8 @@ class Summary:
 
         :param device: The device.
         """
-        return replace(self, **{name: getattr(self, name).to(device) for name in ("lower", "upper", "sample")})
+        names = ("lower", "upper", "sample", "fingerprint")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def __add__(self, other: Summary) -> Summary:
         if self.num_dims != other.num_dims:
@@ -348,6 +400,7 @@ class Summary:
             torch.maximum(self.upper, other.upper),
             mass,
             torch.cat(samples),
+            self.fingerprint + other.fingerprint,
             stride,
         )
 
@@ -380,26 +433,35 @@ class TrainingData:
         self.mean: Callable[[Tensor], Tensor] | None = None
         self.inputs: Callable[[Tensor], Tensor] | None = None
         self.scale = 1.0
-        self.num_rows: int | None = None  # of this process, known after the first pass
+        self.own: Summary | None = None  # of the rows of this process
         self.summary, self.first_row = self._summarise()
 
     def __iter__(self) -> Iterator[Batch]:
-        count = 0
+        count, fingerprint = 0, torch.zeros(())
         for parts in self.source:
             batch = read_batch(parts, targets=self.targets, device=self.device)
             if batch.num_rows == 0:
                 continue
+            count += batch.num_rows
+            fingerprint = fingerprint.to(batch.x) + _fingerprint(batch)
             if self.mean is not None:
                 batch.y = batch.y - self.mean(batch.x)
             batch.y = batch.y / self.scale
             if self.inputs is not None:
                 batch.x = self.inputs(batch.x)
-            count += batch.num_rows
             yield batch
-        if self.num_rows is not None and count != self.num_rows:
+        self._require_same_rows(count, fingerprint)
+
+    def _require_same_rows(self, count: int, fingerprint: Tensor) -> None:
+        """An error where a later pass has brought other rows than the first."""
+        expected = 0 if self.own is None else self.own.num_rows
+        remedy = "Every factor update reads them again: they must not change during a fit."
+        if count != expected:
+            raise InputError(f"The data had {expected} rows in the first pass and {count} in a later one. {remedy}")
+        if self.own is not None and not torch.allclose(fingerprint.cpu(), self.own.fingerprint.cpu(), 1e-9, 0.0):
             raise InputError(
-                f"The data had {self.num_rows} rows in the first pass and {count} in a later one. Every factor update "
-                "reads them again: they must not change during a fit."
+                "The data had other rows in a later pass than in the first, though as many. A DataLoader with shuffle "
+                f"and drop_last leaves out others each time. {remedy}"
             )
 
     def _summarise(self) -> tuple[Summary, int]:
@@ -420,10 +482,17 @@ class TrainingData:
             mean = float(weight @ batch.y) / mass
             variance = float(weight @ (batch.y - mean) ** 2) / mass
             lower, upper = batch.x.amin(0), batch.x.amax(0)
-            summary = Summary(batch.num_rows, batch.x.shape[1], mean, variance, lower, upper, mass, batch.x)
+            summary = Summary(
+                batch.num_rows, batch.x.shape[1], mean, variance, lower, upper, mass, batch.x, _fingerprint(batch)
+            )
             total = summary if total is None else total + summary
-        self.num_rows = 0 if total is None else total.num_rows
+        self.own = total
         return total if total is None or self.processes.size == 1 else total.to("cpu")
+
+
+def _fingerprint(batch: Batch) -> Tensor:
+    """See :class:`Summary`; sums of positive numbers, so that rounding stays relative."""
+    return torch.stack([batch.y.clamp(min=0), -batch.y.clamp(max=0)]) @ batch.x.abs()
 
 
 def summarise(data: Any, *, group: Any = None) -> Summary:

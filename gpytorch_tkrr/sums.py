@@ -349,7 +349,8 @@ class Design:
             if kept is not None:
                 self._spent += 8 * batch.x.numel() + 16 * batch.num_rows
                 self._spent += sum(distinct.num_bytes for distinct in rows.distinct if distinct is not None)
-                kept = [*kept, rows] if self._spent <= self.memory else None
+                kept.append(rows)
+                kept = kept if self._spent <= self.memory else None
             yield rows
         self._kept = kept
 

@@ -17,6 +17,7 @@ import benchmarks
 from benchmarks import harness
 from benchmarks.__main__ import find_benchmarks, main
 from benchmarks.harness import Report, best_of, peak_memory
+from benchmarks.weak_scaling import extrapolate
 
 TOY = '''"""A toy that doubles.
 
@@ -140,6 +141,23 @@ def test_table():
         "Hilbert kernel     0.01              196",
         "A note.",
     ]
+
+
+def test_a_part_that_fails_leaves_the_others(capsys):
+    report = Report("r", "Title")
+    report.attempt("first", lambda: report.add(seconds=1.5))
+    report.attempt("second", lambda: math.sqrt(-1.0))
+    report.attempt("third", lambda: report.add(seconds=2.5))
+    assert [row["seconds"] for row in report.rows] == [1.5, 2.5]
+    assert len(report.notes) == 1 and report.notes[0].startswith("FAILED: second: ValueError")
+    assert "seconds 1.5" in capsys.readouterr().err  # shown as it is measured
+
+
+def test_time_on_a_cluster():
+    """2 seconds for rows, 0.5 for the solve, 0.2 ms for 100 kB at 1 GB/s there and back, 14 messages of 50 us."""
+    seconds, share = extrapolate(10**8, 100, t_row=2e-6, t_solve=0.5, volume=1e5)
+    assert seconds == pytest.approx(14 * (2 + 0.5 + 2e-4 + 14 * 50e-6))
+    assert share == pytest.approx(2 / (2 + 0.5 + 2e-4 + 14 * 50e-6))
 
 
 def test_write_replaces_and_takes_any_number(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 import re
 import signal
@@ -134,6 +135,22 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert path.read_bytes() == content
 
 
+def test_a_full_disk_leaves_the_last_file(tmp_path, monkeypatch):
+    path = tmp_path / "run.pt"
+    fit_als(1, path)
+    content = path.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)  # the file has been written in part
+        with pytest.raises(tkrr.CheckpointError, match="No space left"):
+            fit_als(3, path)
+    assert path.read_bytes() == content and [file.name for file in tmp_path.iterdir()] == ["run.pt"]
+    assert_same(fit_als(3, path)[0], fit_als(3)[0])
+
+
 def test_time_between_writes(tmp_path):
     path = tmp_path / "run.pt"
     times = []
@@ -168,16 +185,25 @@ def test_damaged_files_are_refused(tmp_path):
         assert not model.is_fitted and path.read_bytes() == damaged
 
 
-def test_code_in_a_checkpoint_is_not_run(tmp_path):
+def test_code_in_a_checkpoint_is_not_run(tmp_path, capsys):
     class Evil:
         def __reduce__(self):
             return print, ("this must not be printed",)
 
-    payload = pickle.dumps({"identity": {}, "state": Evil()}, protocol=2)
     path = tmp_path / "run.pt"
-    path.write_bytes(MAGIC + hashlib.sha256(payload).digest() + payload)
-    with pytest.raises(tkrr.CheckpointError, match="more than tensors"):
-        fit_als(1, path)
+    archive = io.BytesIO()
+    torch.save({"identity": {}, "state": Evil()}, archive)
+    for payload in (
+        archive.getvalue(),
+        pickle.dumps({"identity": {}, "state": Evil()}, protocol=2),
+        pickle.dumps([1, 2], protocol=2),
+        b"",
+        b"something else",
+    ):
+        path.write_bytes(MAGIC + hashlib.sha256(payload).digest() + payload)
+        with pytest.raises(tkrr.CheckpointError, match="more than tensors"):
+            fit_als(1, path)
+    assert capsys.readouterr().out == ""
 
 
 def test_checkpoints_of_other_fits_are_refused(tmp_path):
@@ -198,12 +224,28 @@ def test_checkpoints_of_other_fits_are_refused(tmp_path):
         ("model.rank", {"model": make_model(rank=4)}),
         ("data.num_rows", {"data": (x[:-1], y[:-1])}),
         ("data.mean", {"data": (x, y + 1)}),
+        ("data.fingerprint", {"data": (x, y.flip(0))}),  # the same mean, variance and range
+        ("initial_factors.0", {"initial_factors": [torch.ones(9, 3)] * 3}),
         ("model.covar_module", {"model": other_lengthscale()}),
     ]:
         with pytest.raises(tkrr.CheckpointError, match=re.escape(f"another fit: {message}")):
             fit_als(2, path, **options)
     with pytest.raises(tkrr.CheckpointError, match="folder"):
         fit_als(1, tmp_path / "missing" / "run.pt")
+    with pytest.raises(tkrr.CheckpointError, match="is a folder"):
+        fit_als(1, tmp_path)
+    assert_same(fit_als(2, path, data=[(x[50:], y[50:]), (x[:50], y[:50])])[0], fit_als(2, path)[0])  # another order
+
+
+def test_checkpoints_of_other_draws_are_refused(tmp_path):
+    path = tmp_path / "run.pt"
+    options = {"num_draws": 4, "num_warmup": 2, "num_chains": 1, "seed": 0}
+    tkrr.fit_gibbs(make_model(), checkpoint=path, **options)
+    for name, value in (("num_draws", 5), ("num_warmup", 3), ("num_chains", 2), ("seed", 1)):
+        with pytest.raises(tkrr.CheckpointError, match=f"another fit: {name}"):
+            tkrr.fit_gibbs(make_model(), checkpoint=path, **{**options, name: value})
+    with pytest.raises(tkrr.CheckpointError, match="another fit: kind was 'fit_gibbs' and is now 'fit_als'"):
+        fit_als(1, path)
 
 
 SCRIPT = """
@@ -212,29 +254,65 @@ sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
 import test_checkpoint
-from gpytorch_tkrr import als
+from gpytorch_tkrr.sums import Design
 
-update = als._Fit.update
-def slow(self, d, objective):
-    update(self, d, objective)
-    print(len(objective), flush=True)
-    time.sleep(0.2)
-als._Fit.update = slow
-test_checkpoint.fit_als(50, sys.argv[1])
+sums, number = Design.sums, 0
+def slow(*args):
+    global number
+    result = sums(*args)
+    number += 1
+    print(number, flush=True)
+    time.sleep(0.05)
+    return result
+Design.sums = slow
+test_checkpoint.{call}
 """
 
 
-def test_a_killed_fit_goes_on(tmp_path, request):
-    """SIGKILL in the middle of the third sweep; 4 updates are a sweep."""
-    path = tmp_path / "run.pt"
-    script = SCRIPT.format(tests=str(request.path.parent))
+def kill_in_a_sweep(path, request, call, number):
+    """Run a fit in another process and end it by SIGKILL in the middle of an update."""
+    script = SCRIPT.format(tests=str(request.path.parent), call=call)
     with subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
-            if int(line) == 11:
+            if int(line) == number:
                 process.send_signal(signal.SIGKILL)
                 break
-    assert process.returncode == -signal.SIGKILL
+    assert process.returncode == -signal.SIGKILL and path.exists()
+
+
+def test_a_killed_fit_goes_on(tmp_path, request):
+    """In the third sweep; 4 updates are a sweep."""
+    path = tmp_path / "run.pt"
+    kill_in_a_sweep(path, request, "fit_als(50, sys.argv[1])", 11)
     expected, whole = fit_als(4)
     model, result = fit_als(4, path)
     assert_same(model, expected)
     assert result.objective == whole.objective
+
+
+def fit_gibbs(path=None, *, classes, memory):
+    x, y = make_data()
+    likelihood = gpytorch.likelihoods.BernoulliLikelihood() if classes else gpytorch.likelihoods.GaussianLikelihood()
+    model = tkrr.TKRR(None, None, likelihood.double(), rank=3)
+    targets = (y > 0.8).double() if classes else y
+    data = [(x[:40], targets[:40]), (x[40:], targets[40:])]
+    checkpoint = None if path is None else Checkpoint(path, seconds=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tkrr.ConvergenceWarning)  # the chains are short
+        tkrr.fit_gibbs(
+            model, data=data, num_warmup=3, num_draws=4, num_chains=2, seed=0, checkpoint=checkpoint, memory=memory
+        )
+    return model
+
+
+@pytest.mark.parametrize(("classes", "memory"), [(False, 2 << 30), (True, 0)], ids=["regression", "streamed classes"])
+def test_a_killed_sampler_goes_on(tmp_path, request, classes, memory):
+    """In the second chain, which starts after 7 sweeps of 3 updates."""
+    path = tmp_path / "run.pt"
+    kill_in_a_sweep(path, request, f"fit_gibbs(sys.argv[1], classes={classes}, memory={memory})", 29)
+    expected, model = fit_gibbs(classes=classes, memory=memory), fit_gibbs(path, classes=classes, memory=memory)
+    for left, right in zip(expected.posterior.factors, model.posterior.factors, strict=True):
+        assert torch.equal(left, right)
+    assert torch.equal(expected.posterior.noise, model.posterior.noise)
+    for left, right in zip(expected.parameters(), model.parameters(), strict=True):
+        assert torch.equal(left, right)

@@ -156,6 +156,14 @@ def test_readme_quotes_the_comparison():
     assert quoted == generate.comparison_table(stored) + "\n", "run python docs/generate.py"
 
 
+def test_the_page_on_scaling_quotes_its_benchmark():
+    path = ROOT / "benchmarks/results/weak_scaling.json"
+    (quoted,) = generate.SCALING_MARKS.findall(read("docs/scaling.md"))
+    if not path.exists():
+        pytest.skip("python -m benchmarks weak_scaling has not been run")
+    assert quoted == generate.scaling_table(json.loads(read(path))) + "\n", "run python docs/generate.py"
+
+
 def test_benchmarks_named_in_the_docs_exist():
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "tutorials").glob("*.py")]
     named = {name for page in pages for name in re.findall(r"python -m benchmarks ([a-z]\w*)", read(page))}

@@ -143,7 +143,7 @@ def test_arrays_that_cannot_be_used_are_refused(tmp_path):
         list(tkrr.NpzSource(tmp_path / "l.npz", target="y"))
     np.savez(tmp_path / "f.npz", x=np.asfortranarray(np.zeros((3, 2))), y=np.zeros(3))
     with pytest.raises(tkrr.InputError, match="C order"):
-        tkrr.NpzSource(tmp_path / "f.npz", target="y")
+        list(tkrr.NpzSource(tmp_path / "f.npz", target="y"))
     np.savez(tmp_path / "m.npz", x=np.arange(6).reshape(3, 2), y=np.zeros(3))
     ((x, _),) = tkrr.NpzSource(tmp_path / "m.npz", target="y", inputs=["x1"])
     assert x.tolist() == [[1.0], [3.0], [5.0]]
@@ -151,6 +151,107 @@ def test_arrays_that_cannot_be_used_are_refused(tmp_path):
     (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:-8])
     with pytest.raises(tkrr.InputError, match="cannot be read"):
         tkrr.NpySource(tmp_path / "short.npy", target=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_are_named_or_numbered(tmp_path, kind):
+    frame = make_frame()[COLUMNS]
+    path, _ = write(frame, tmp_path, kind)
+    for target, inputs in ((3, [0, -2]), (-1, [-4, 2])):
+        source = tkrr.open_table(path, target=target, inputs=inputs)
+        x, y = (torch.cat(parts) for parts in zip(*source, strict=True))
+        np.testing.assert_allclose(x, frame[["month", "distance"]], rtol=1e-6)
+        np.testing.assert_allclose(y, frame["delay"], rtol=1e-12)
+    with pytest.raises(tkrr.InputError, match="no column 4"):
+        tkrr.open_table(path, target=4)
+
+
+def test_a_column_is_used_once(tmp_path):
+    path, _ = write(make_frame(), tmp_path, "csv")
+    for options in ({"inputs": ["hour", "delay"]}, {"inputs": ["hour", "hour"]}, {"weight": "delay"}):
+        with pytest.raises(tkrr.InputError, match="named twice"):
+            tkrr.open_table(path, target="delay", **options)
+    path.write_text("a,a,b,y\n1,2,3,4\n")
+    with pytest.raises(tkrr.InputError, match="more than one column 'a'"):
+        tkrr.open_table(path, target="y")
+    assert tkrr.open_table(path, target="y", inputs=["b"]).num_rows == 1
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npy", "npz", "csv"])
+def test_files_without_content_are_refused(tmp_path, kind):
+    path = tmp_path / f"empty.{kind}"
+    path.write_bytes(b"")
+    with pytest.raises(tkrr.InputError, match=r"empty\.\w+ (cannot be read|has no column)"):
+        tkrr.open_table(path, target=0)
+    path, names = write(make_frame(0), tmp_path, kind)
+    with pytest.raises(tkrr.InputError, match="no rows"):
+        TrainingData(tkrr.open_table(path, target=names["delay"], inputs=[names["month"]]))
+
+
+def test_arrays_of_any_number_type_and_order(tmp_path):
+    table = np.random.default_rng(0).integers(0, 100, (50, 3))
+    for dtype in (np.float32, np.float16, np.int8, np.uint64, np.bool_):
+        for order in "CF":
+            np.save(tmp_path / "t.npy", np.array(table, dtype=dtype, order=order))
+            source = tkrr.NpySource(tmp_path / "t.npy", target=2, batch_rows=7)
+            x, y = (torch.cat(parts) for parts in zip(*source, strict=True))
+            np.testing.assert_array_equal(np.column_stack([x, y]), table.astype(dtype).astype(float))
+
+
+def test_columns_of_parquet_that_are_numbers(tmp_path):
+    """Booleans, small integers, half precision; many row groups, of which a batch may span several."""
+    frame = pd.DataFrame(
+        {"b": [True, False] * 25, "i": np.arange(50, dtype=np.uint8), "h": np.arange(50, dtype=np.float16), "y": 0.5}
+    )
+    frame.to_parquet(tmp_path / "t.parquet", row_group_size=3)
+    x, _ = (torch.cat(p) for p in zip(*tkrr.open_table(tmp_path / "t.parquet", target="y", batch_rows=7), strict=True))
+    np.testing.assert_array_equal(x, frame[["b", "i", "h"]].to_numpy(float))
+    frame["b"] = frame["b"].astype("boolean")
+    frame.loc[31, "b"] = pd.NA
+    frame.to_parquet(tmp_path / "t.parquet", row_group_size=3)
+    with pytest.raises(tkrr.InputError, match=r"row 31\b"):
+        TrainingData(tkrr.open_table(tmp_path / "t.parquet", target="y"))
+
+
+def test_files_of_a_folder_must_agree(tmp_path):
+    pd.DataFrame({"a": [1.0], "y": [1.0]}).to_parquet(tmp_path / "0.parquet")
+    pd.DataFrame({"b": [1.0], "y": [1.0]}).to_parquet(tmp_path / "1.parquet")
+    with pytest.raises(tkrr.InputError, match=r"1\.parquet has no column 'a'"):
+        list(tkrr.open_table(tmp_path, target="y"))
+
+
+@pytest.mark.parametrize("text", ["a, y\r\n1,2\r\n3,4\r\n", "y,a\n2,1\n4,3", '"a","y"\n1,2\n"3"," 4"\n'])
+def test_lines_of_a_csv_file(tmp_path, text):
+    path = tmp_path / "data.csv"
+    path.write_bytes(text.encode())
+    (batch,) = tkrr.CSVSource(path, target="y", inputs=["a"])
+    assert batch[0].tolist() == [[1.0], [3.0]] and batch[1].tolist() == [2.0, 4.0]
+
+
+def test_lines_of_a_csv_file_that_do_not_fit(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("a,y\n1,2\n3,4,5\n")
+    with pytest.raises(tkrr.InputError, match=r"Row 1 .* has 3 columns; its first line names 2"):
+        list(tkrr.CSVSource(path, target="y"))
+    path.write_text('a,n,y\n1,"two\nlines",2\n3,"one, line",4\n')
+    with pytest.raises(tkrr.InputError, match="line break"):
+        list(tkrr.CSVSource(path, target="y", inputs=["a"]))
+    path.write_text('a,n,y\n1,"one, line",2\n3,NA,NA\n')
+    ((x, y),) = tkrr.CSVSource(path, target="y", inputs=["a"])
+    assert x.tolist() == [[1.0], [3.0]] and y[0] == 2.0 and y[1].isnan()
+
+
+def test_arrays_that_are_not_asked_for_may_hold_anything(tmp_path):
+    """Names of airports beside columns of flights, for instance."""
+    codes = np.array(["JFK", "SFO"])
+    np.savez(tmp_path / "t.npz", codes=codes, objects=codes.astype(object), scalar=3, x=np.arange(3), y=np.arange(3))
+    ((x, y),) = tkrr.NpzSource(tmp_path / "t.npz", target="y", inputs=["x"])
+    assert x[:, 0].tolist() == y.tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(tkrr.InputError, match="Name those to use"):
+        list(tkrr.NpzSource(tmp_path / "t.npz", target="y"))
+    np.savez(tmp_path / "t.npz", x=np.array(["a", "b"]), y=np.arange(2))
+    with pytest.raises(tkrr.InputError, match=r"x\.npy must hold numbers"):
+        list(tkrr.NpzSource(tmp_path / "t.npz", target="y"))
 
 
 @given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 20))

@@ -203,5 +203,37 @@ def test_a_trained_period_is_refused_and_a_fixed_one_works():
     likelihood = gpytorch.likelihoods.GaussianLikelihood()
     with pytest.raises(tkrr.UnsupportedKernelError, match="period"):
         tkrr.HilbertGP((x, y), likelihood, kernel)
+    anywhere = tkrr.HilbertKernel(base, tkrr.Domain(0.5, 2.0), 8, active_dims=[0])  # any number of dimensions
+    with pytest.raises(tkrr.UnsupportedKernelError, match="period"):
+        objective(tkrr.HilbertGP((x, y), likelihood, anywhere))
     base.raw_period_length.requires_grad_(False)
-    assert tkrr.HilbertGP((x, y), likelihood, kernel).sums.num_rows == N
+    model = tkrr.HilbertGP((x, y), likelihood, kernel)
+    assert model.sums.num_rows == N and objective(model)[0].isfinite()
+
+
+def test_prior_mode_and_derivatives_are_those_of_the_exact_gp():
+    exact, streamed = make_models("one kernel inside")
+    x = torch.rand(5, 2, dtype=torch.float64, requires_grad=True)
+    exact.eval(), streamed.eval()
+    with gpytorch.settings.prior_mode(True):
+        assert torch.equal(streamed(x).mean, exact(x).mean)
+        torch.testing.assert_close(streamed(x).variance, exact(x).variance)
+    for part in ("mean", "variance"):
+        left, right = (torch.autograd.grad(getattr(model(x), part).sum(), x)[0] for model in (streamed, exact))
+        torch.testing.assert_close(left, right, rtol=1e-8, atol=1e-8)
+    with gpytorch.settings.detach_test_caches(False):
+        streamed(x).mean.square().sum().backward()
+        exact.train().eval()(x).mean.square().sum().backward()
+    for left, right in zip(streamed.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(left.grad, right.grad, rtol=1e-7, atol=1e-7)
+    with pytest.raises(tkrr.InputError, match="2 columns"):
+        streamed(torch.rand(5, 3, dtype=torch.float64))
+
+
+def test_a_state_of_another_kernel_is_refused():
+    _, model = make_models("one kernel inside")
+    kernel = tkrr.HilbertKernel(plain(), DOMAIN, [8, 5])
+    other = tkrr.HilbertGP(None, gpytorch.likelihoods.GaussianLikelihood(), kernel).double()
+    other.load_state_dict(model.state_dict())
+    with pytest.raises(tkrr.InputError, match="kernel has 40 functions, but the sums over the data are of 48"):
+        other.eval()(torch.rand(2, 2, dtype=torch.float64))

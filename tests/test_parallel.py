@@ -22,7 +22,7 @@ from processes import results_of, run_processes, start_processes
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr import gibbs
-from gpytorch_tkrr.parallel import ONE_PROCESS, as_processes
+from gpytorch_tkrr.parallel import ONE_PROCESS, ProcessGroup, as_processes
 from gpytorch_tkrr.saved_model import SavedModel
 from gpytorch_tkrr.source import Shard, TensorSource, TrainingData
 from gpytorch_tkrr.sums import Design
@@ -95,7 +95,8 @@ def fit_everything(group=None):
     for name, targets in (("gibbs", data.parts[1]), ("probit", (data.parts[1] > 5.5).double())):
         likelihood = gpytorch.likelihoods.BernoulliLikelihood() if name == "probit" else None
         model = make_model(likelihood)
-        fit = gibbs._Fit(model, model.training_data((data.parts[0], targets), processes), None, 1 << 30)
+        source = TensorSource(data.parts[0], targets, batch_rows=N if group is None else 11)
+        fit = gibbs._Fit(model, model.training_data(source, processes), None, 1 << 30)
         run = fit.start_chain(0, np.random.default_rng(0))
         fit.sweep(run, num_warmup=1)
         results[name] = [*run.state.factors, run.state.noise, run.state.precisions, fit.hyperparameters.values()]
@@ -127,20 +128,73 @@ def fail_together(group):
     return errors
 
 
-def lose_a_process(group, how):
+class CountedGroup(ProcessGroup):
+    """Counts what is summed over all processes."""
+
+    count = 0
+
+    def sum(self, tensor):
+        self.count += 1
+        return super().sum(tensor)
+
+
+def talk(group, folder):
+    """What processes say to each other, and when they refuse to."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    counted = CountedGroup(group)
+    results = {}
+    tkrr.fit_als(make_model(), data=source_of(slice(rank, N, size)), max_sweeps=2, rel_tol=0.0, group=counted)
+    results["als"], counted.count = counted.count, 0
+    tkrr.fit_gibbs(make_model(), data=source_of(slice(rank, N, size)), num_draws=5, num_warmup=0, group=counted)
+    results["gibbs"] = counted.count
+    model = make_model()
+    tkrr.fit_als(model, data=Shard(source_of(slice(0, 2)), rank, size), max_sweeps=2, seed=0, group=group)
+    results["two rows"] = model.factors
+    model = make_model()
+    options = {"max_sweeps": 2, "seed": 0, "rel_tol": 0.0}
+    before = counted.volume
+    tkrr.fit_als(model, data=source_of(slice(0, N)), **options)  # no group: each for itself
+    results["alone"] = [counted.volume - before, model.factors]
+    errors = []
+    for attempt in (
+        lambda: tkrr.fit_als(make_model(), data=source_of(slice(0, 9)), group=dist.new_group([0])),
+        lambda: tkrr.fit_als(make_model(), data=source_of(slice(0, 9)), group=group, checkpoint=folder / "foreign.pt"),
+        lambda: tkrr.fit_als(make_model(), data=source_of(slice(0, 9)), group=group, checkpoint=folder),
+    ):
+        try:
+            attempt()
+            errors.append("none")
+        except tkrr.TKRRError as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    results["errors"] = errors
+    return results
+
+
+class Leaving(TensorSource):
+    """A source whose process leaves in the middle of its tenth pass."""
+
+    num_passes = 0
+
+    def rows(self, start, stop):
+        self.num_passes += 1
+        for batch in super().rows(start, stop):
+            yield batch
+            if self.num_passes == 10:
+                self.mark.write_text(str(time.time()))
+                os.kill(os.getpid(), self.how)
+
+
+def lose_a_process(group, folder, method, how):
     """The last process leaves in the middle of a sweep."""
     x, y = make_data()
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-
-    def leave(model, number):
-        if rank == size - 1 and number == 6:
-            os.kill(os.getpid(), how)
-
-    start = time.monotonic()
+    source = Leaving(x, y, batch_rows=20) if rank == size - 1 else TensorSource(x, y)
+    source.how, source.mark = how, folder / "left"
+    fit = tkrr.fit_als if method == "als" else tkrr.fit_gibbs
     try:
-        tkrr.fit_als(make_model(), data=Shard((x, y), rank, size), seed=0, group=group, callback=leave)
+        fit(make_model(), data=Shard(source, rank, size), seed=0, group=group, memory=0)
     except tkrr.ProcessError as error:
-        return str(error), time.monotonic() - start
+        return str(error), time.time() - float(source.mark.read_text())
     return "nothing happened", 0.0
 
 
@@ -222,8 +276,48 @@ def test_what_is_wrong_in_one_process_is_an_error_in_all(tmp_path):
     assert "seed is 1 there" in first[2]
 
 
-def test_a_killed_process_ends_the_others(tmp_path):
-    results = results_of(start_processes(lose_a_process, 3, tmp_path, signal.SIGKILL), tmp_path)
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("talks")
+    (folder / "foreign.pt").write_bytes(b"something else")
+    return run_processes(talk, 3, folder, folder)
+
+
+def test_one_sum_for_each_update(talks):
+    """Two sweeps of ALS are 9 updates, then 3 Laplace blocks; five of Gibbs 15; and one sum for the start."""
+    assert [(result["als"], result["gibbs"]) for result in talks] == [(1 + 9 + 3, 1 + 15)] * 3
+
+
+def test_more_processes_than_rows(talks):
+    model = make_model()
+    tkrr.fit_als(model, data=source_of(slice(0, 2)), max_sweeps=2, seed=0)
+    for result in talks:
+        for left, right, expected in zip(result["two rows"], talks[0]["two rows"], model.factors, strict=True):
+            assert torch.equal(left, right)
+            torch.testing.assert_close(left, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_without_a_group_nothing_is_sent(talks):
+    """Also where torch.distributed is initialised."""
+    model = make_model()
+    tkrr.fit_als(model, data=source_of(slice(0, N)), max_sweeps=2, seed=0, rel_tol=0.0)
+    for result in talks:
+        volume, factors = result["alone"]
+        assert volume == 0 and all(torch.equal(a, b) for a, b in zip(factors, model.factors, strict=True))
+
+
+def test_groups_of_others_and_checkpoints_of_others_are_refused(talks):
+    first, *others = (result["errors"] for result in talks)
+    assert first[0] == "none" and "is not a checkpoint" in first[1] and "is a folder" in first[2]
+    for errors in others:
+        assert "does not belong to the group" in errors[0]
+        assert re.match("ProcessError: Process 0 of 3 failed: CheckpointError: .* is not a checkpoint", errors[1])
+        assert "is a folder" in errors[2]
+
+
+@pytest.mark.parametrize("method", ["als", "gibbs"])
+def test_a_killed_process_ends_the_others(tmp_path, method):
+    results = results_of(start_processes(lose_a_process, 3, tmp_path, tmp_path, method, signal.SIGKILL), tmp_path)
     assert results[2] is None
     for message, seconds in results[:2]:
         assert "lost contact" in message and "of 3" in message
@@ -232,7 +326,7 @@ def test_a_killed_process_ends_the_others(tmp_path):
 
 @pytest.mark.slow
 def test_a_process_that_hangs_ends_the_others(tmp_path):
-    processes = start_processes(lose_a_process, 2, tmp_path, signal.SIGSTOP, timeout=20.0)
+    processes = start_processes(lose_a_process, 2, tmp_path, tmp_path, "als", signal.SIGSTOP, timeout=20.0)
     (message, _), *_ = results_of(processes[:1], tmp_path)
     processes[1].kill()
     processes[1].join()
