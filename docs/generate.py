@@ -1,4 +1,7 @@
-"""Pages that are made from the code, the tutorials and the benchmarks' results, so that they cannot drift from them."""
+"""Pages and tables that are made from the code, the tutorials and the benchmarks' results, so that they cannot drift.
+
+``python docs/generate.py`` puts the tables of stored results into the pages that quote them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -126,8 +129,6 @@ def _escape(text: str) -> str:
 def comparison_table(report: dict[str, Any]) -> str:
     """
     The table of README.md, from the JSON of ``python -m benchmarks compare``; the best of each column in bold.
-
-    Run ``python docs/generate.py`` to put it there.
     """
     columns = ["model", "RMSE", "NLPD", "95 % coverage", "CRPS", "fit, s", "memory, MB", "status"]
     lines = [f"| {' | '.join(columns)} |", f"| --- |{' ---: |' * 6} --- |"]
@@ -137,16 +138,28 @@ def comparison_table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-#: Where README.md has that table.
-COMPARISON_MARKS = re.compile(r"(?<=<!-- table: compare -->\n).*?(?=<!-- end -->)", re.DOTALL)
+def calibration_table(report: dict[str, Any]) -> str:
+    """
+    NLPD of all models, and coverage and seconds of ours, from the JSON of ``python -m benchmarks calibration``.
+    """
+    sets = list(dict.fromkeys(row["data"] for row in report["rows"]))
+    models = list(dict.fromkeys(row["model"] for row in report["rows"]))
+    rows = {(row["data"], row["model"]): row for row in report["rows"]}
+    columns = ["data", "N", *models, f"coverage of {models[0]}", f"seconds: {models[0]}, {models[1]}"]
+    lines = [f"| {' | '.join(columns)} |", f"| --- |{' ---: |' * (len(columns) - 1)}"]
+    for data in sets:
+        ours, rival = rows[data, models[0]], rows[data, models[1]]
+        cells = [data, str(ours["N"])]
+        cells += [f"{rows[data, model]['nlpd']:.2f} ± {rows[data, model]['nlpd_se']:.2f}" for model in models]
+        cells += [f"{100 * ours['coverage']:.1f} %", f"{ours['seconds']:.1f}, {rival['seconds']:.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def scaling_table(report: dict[str, Any]) -> str:
     """
     The tables of docs/scaling.md, from the JSON of ``python -m benchmarks weak_scaling``: the constants of the model,
     and what follows from them.
-
-    Run ``python docs/generate.py`` to put them there.
     """
     measured = [row for row in report["rows"] if row["kind"] == "measured"]
     lines = ["| R | processes | $t_\\text{row}$ | $t_\\text{solve}$ | $V$ | seconds of a sweep | efficiency |"]
@@ -169,8 +182,38 @@ def scaling_table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-#: Where docs/scaling.md has them.
-SCALING_MARKS = re.compile(r"(?<=<!-- table: weak_scaling -->\n).*?(?=<!-- end -->)", re.DOTALL)
+#: Tables that pages hold between ``<!-- table: NAME -->`` and ``<!-- end -->``: the benchmark's name -> page and maker.
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "compare": ("README.md", comparison_table),
+    "calibration": ("README.md", calibration_table),
+    "weak_scaling": ("docs/scaling.md", scaling_table),
+}
+
+
+def fill_tables(root: Path) -> None:
+    """
+    Put the tables of :data:`TABLES` into their pages, as far as their results are stored.
+
+    :param root: The project.
+    """
+    for name, (page, _) in TABLES.items():
+        write_if_changed(root / page, with_table(root, name))
+
+
+def with_table(root: Path, name: str) -> str:
+    """
+    The text of a page with one of its tables made from stored results; as it is where none are stored.
+
+    :param root: The project.
+    :param name: The table's name.
+    """
+    page, make = TABLES[name]
+    text, stored = (root / page).read_text(encoding="utf-8"), root / f"benchmarks/results/{name}.json"
+    if not stored.exists():
+        return text
+    table = make(json.loads(stored.read_text(encoding="utf-8")))
+    marks = re.compile(rf"(?<=<!-- table: {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
+    return marks.sub(lambda _: table + "\n", text)
 
 
 def tutorials(source: Path, target: Path) -> list[Path]:
@@ -198,11 +241,4 @@ def write_if_changed(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    root = Path(__file__).parents[1]
-    table = comparison_table(json.loads((root / "benchmarks/results/compare.json").read_text(encoding="utf-8")))
-    readme = (root / "README.md").read_text(encoding="utf-8")
-    write_if_changed(root / "README.md", COMPARISON_MARKS.sub(lambda _: table + "\n", readme))
-    stored, page = root / "benchmarks/results/weak_scaling.json", root / "docs/scaling.md"
-    if stored.exists():
-        tables = scaling_table(json.loads(stored.read_text(encoding="utf-8")))
-        write_if_changed(page, SCALING_MARKS.sub(lambda _: tables + "\n", page.read_text(encoding="utf-8")))
+    fill_tables(Path(__file__).parents[1])

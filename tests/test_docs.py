@@ -150,18 +150,11 @@ def test_readme_quotes_the_flight_delays():
         assert phrase.format(f"{errors[method]:.2f}") in text
 
 
-def test_readme_quotes_the_comparison():
-    stored = json.loads(read("benchmarks/results/compare.json"))
-    (quoted,) = generate.COMPARISON_MARKS.findall(read("README.md"))
-    assert quoted == generate.comparison_table(stored) + "\n", "run python docs/generate.py"
-
-
-def test_the_page_on_scaling_quotes_its_benchmark():
-    path = ROOT / "benchmarks/results/weak_scaling.json"
-    (quoted,) = generate.SCALING_MARKS.findall(read("docs/scaling.md"))
-    if not path.exists():
-        pytest.skip("python -m benchmarks weak_scaling has not been run")
-    assert quoted == generate.scaling_table(json.loads(read(path))) + "\n", "run python docs/generate.py"
+@pytest.mark.parametrize("name", list(generate.TABLES))
+def test_pages_quote_stored_results(name: str):
+    page, _ = generate.TABLES[name]
+    assert f"<!-- table: {name} -->\n" in read(page)
+    assert generate.with_table(ROOT, name) == read(page), "run python docs/generate.py"
 
 
 def test_benchmarks_named_in_the_docs_exist():
