@@ -105,17 +105,20 @@ class ProcessGroup(Processes):
         return values
 
     def collect(self, function: Callable[[], T]) -> list[T]:
+        value: T | None = None
+        error: Exception | None = None
         try:
-            value: T | Exception = function()
-        except Exception as error:
-            value = error
-        values = self.gather(value)
-        if isinstance(value, Exception):
-            raise value
-        for rank, other in enumerate(values):
-            if isinstance(other, Exception):
-                raise ProcessError(f"Process {rank} of {self.size} failed: {type(other).__name__}: {other}")
-        return values  # type: ignore[return-value]
+            value = function()
+        except Exception as caught:
+            error = caught
+        message = None if error is None else f"{type(error).__name__}: {error}"  # not every exception can be pickled
+        answers = self.gather((value, message))
+        if error is not None:
+            raise error
+        for rank, (_, message) in enumerate(answers):
+            if message is not None:
+                raise ProcessError(f"Process {rank} of {self.size} failed: {message}")
+        return [value for value, _ in answers]  # type: ignore[misc]
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

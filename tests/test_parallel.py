@@ -138,6 +138,17 @@ class CountedGroup(ProcessGroup):
         return super().sum(tensor)
 
 
+class OddError(Exception):
+    """Cannot be restored from a pickle."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+def fail_oddly():
+    raise OddError("this", "that")
+
+
 def talk(group, folder):
     """What processes say to each other, and when they refuse to."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -160,11 +171,12 @@ def talk(group, folder):
         lambda: tkrr.fit_als(make_model(), data=source_of(slice(0, 9)), group=dist.new_group([0])),
         lambda: tkrr.fit_als(make_model(), data=source_of(slice(0, 9)), group=group, checkpoint=folder / "foreign.pt"),
         lambda: tkrr.fit_als(make_model(), data=source_of(slice(0, 9)), group=group, checkpoint=folder),
+        lambda: counted.collect(fail_oddly if rank == 1 else int),
     ):
         try:
             attempt()
             errors.append("none")
-        except tkrr.TKRRError as error:
+        except (tkrr.TKRRError, OddError) as error:
             errors.append(f"{type(error).__name__}: {error}")
     results["errors"] = errors
     return results
@@ -304,6 +316,12 @@ def test_without_a_group_nothing_is_sent(talks):
     for result in talks:
         volume, factors = result["alone"]
         assert volume == 0 and all(torch.equal(a, b) for a, b in zip(factors, model.factors, strict=True))
+
+
+def test_any_error_reaches_all(talks):
+    messages = [result["errors"][3] for result in talks]
+    assert messages[1] == "OddError: this and that"
+    assert messages[0] == messages[2] == "ProcessError: Process 1 of 3 failed: OddError: this and that"
 
 
 def test_groups_of_others_and_checkpoints_of_others_are_refused(talks):
