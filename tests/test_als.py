@@ -481,7 +481,7 @@ def test_requests_that_make_no_sense():
     with pytest.raises(tkrr.InputError, match="columns"):
         tkrr.fit_als(model, new_rows=(x[:, :1], y))
     with pytest.raises(tkrr.InputError, match="tensors"):
-        tkrr.fit_als(model, data=[(x.numpy(), y.numpy())])
+        tkrr.fit_als(model, data=[("x", "y")])
 
 
 def test_targets_too_large_for_the_hyperparameters_to_be_learned_are_refused():
