@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .table import Columns
 
 #: What is taken of the flight delays where the command line does not say: two to three minutes on two cores.
-FLIGHT_SIZES = {"max_train": 4000, "max_test": 2000, "splits": 1}
+FLIGHT_SIZES = {"max_train": 10_000, "max_test": 4000, "splits": 1}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
