@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .table import Columns
 
-#: What is taken of the flight delays where the command line does not say: two to three minutes on two cores.
+#: What is taken of the flight delays where the command line does not say: about two minutes on two cores.
 FLIGHT_SIZES = {"max_train": 10_000, "max_test": 4000, "splits": 1}
 
 
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         "compare",
         help="which model for my data? trains several on the same splits and writes a report",
         description="Train models on random splits of a table; print a table of scores, write report.html and "
-        "results.json. Without --data: flight delays, in two to three minutes.",
+        "results.json. Without --data: flight delays, in about two minutes.",
     )
     _add_table(command, required=False)
     command.add_argument(
