@@ -33,10 +33,10 @@ def stream_hilbert_gp(path):
 @pytest.mark.parametrize("function", [stream_als, stream_hilbert_gp])
 def test_peak_memory_does_not_grow_with_the_rows(tmp_path, function):
     peaks = []
-    for num_rows in (200_000, 1_000_000):  # 14 and 72 MB
+    for num_rows in (400_000, 1_600_000):  # 29 and 115 MB
         write_flights(tmp_path / f"{num_rows}.npy", num_rows)
         peaks.append(peak_memory(function, tmp_path / f"{num_rows}.npy"))
-    assert peaks[1] - peaks[0] < 20e6
+    assert peaks[1] - peaks[0] < 30e6  # a third of what the file grows; the allocator's share, too, varies
 
 
 @pytest.mark.parametrize("device", DEVICES)
