@@ -276,6 +276,10 @@ class _Fit:
         self.start = self.hyperparameters.get(self.all_slots)
         self.noise_model = _noise_model(model.likelihood, training.scale**2)
         self.share = training.scale ** (1 / self.num_dims)  # of the targets' scale in each factor
+        self.als_factors: list[Tensor] = []  # raw, where the model was fitted by ALS: the start of all chains
+        if model.is_fitted and isinstance(model.posterior, LaplacePosterior):
+            modes = zip(model.factors, self.separable.modes, strict=True)
+            self.als_factors = [w.mT / self.share * mode.variances().sqrt() for w, mode in modes]
 
     def _build(self) -> None:
         """What depends on the number of functions."""
@@ -388,8 +392,14 @@ class _Fit:
             for needed, limit in zip((mode.num_sines_for(TAIL) for mode in wide), most, strict=True)
         )
         self._build()
-        for d, (factor, mode) in enumerate(zip(state.factors, self.separable.modes, strict=True)):
-            state.factors[d] = torch.nn.functional.pad(factor, (0, mode.num_functions - factor.shape[1]))
+        state.factors = self._resized(state.factors)
+
+    def _resized(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        """Raw factors with the present numbers of functions: the last sines are zero, or left out."""
+        return [
+            torch.nn.functional.pad(factor, (0, mode.num_functions - factor.shape[1]))
+            for factor, mode in zip(factors, self.separable.modes, strict=True)
+        ]
 
     def _initial_state(self, number: int, rng: np.random.Generator) -> GibbsState:
         """Where an earlier chain stopped, an earlier ALS fit, or components near the constant function."""
@@ -405,8 +415,8 @@ class _Fit:
             return GibbsState(factors, noise, resume["precisions"].clone(), resume["steps"].clone())
         hyper.set(self.all_slots, self.start)
         variances = [mode.variances() for mode in self.separable.modes]
-        if self.model.is_fitted and isinstance(self.model.posterior, LaplacePosterior):
-            factors = [w.mT / self.share * v.sqrt() for w, v in zip(self.model.factors, variances, strict=True)]
+        if self.als_factors:
+            factors = self._resized(self.als_factors)
         else:
             generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
             marginals = zip(self.design.marginals(), variances, strict=True)

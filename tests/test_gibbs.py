@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 
 import gpytorch
 import pytest
@@ -98,6 +99,18 @@ def test_starts_from_als():
     fit_als(model, seed=0)
     fit_gibbs(model, num_draws=4, num_warmup=0, seed=0)
     assert float((model.eval()(x).mean.detach() - y).square().mean().sqrt()) < 0.3
+
+
+def test_several_chains_start_from_als_although_the_first_changes_the_number_of_functions():
+    x, y = _data()
+    model = TKRR(x, y, GaussianLikelihood().to(x), rank=4)
+    fit_als(model, seed=0)
+    before = model.num_basis
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # short chains
+        result = fit_gibbs(model, num_draws=8, num_warmup=12, num_chains=2, seed=0)
+    assert model.num_basis != before and result.posterior.num_draws == 16
+    assert torch.isfinite(model.draws(x)).all()
 
 
 def test_fixed_hyperparameters_stay_and_registered_priors_are_honoured():
