@@ -187,7 +187,7 @@ class TKRR(GP):
             if self.train_inputs is not None:
                 self.covar_module.to(self.train_inputs[0].dtype)
         if self.domain is None:
-            self.domain = _choose_domain(self.covar_module, summary.lower, summary.upper, self.num_basis)
+            self.domain = choose_box(self.covar_module, summary.lower, summary.upper, 0.01 / summary.num_dims)
         self._check_inside(summary.lower, summary.upper)
         self._announce()
         self.warn_if_missing(summary.lower, summary.upper)
@@ -613,24 +613,29 @@ def _represented(mode: Mode, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _choose_domain(kernel: Kernel, lower: Tensor, upper: Tensor, num_basis: int | Sequence[int]) -> Domain:
+def choose_box(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float, *, room: float = 1.0) -> Domain:
     r"""
-    The box: the range of the data plus a margin that makes the sines' images negligible at the edge of the data,
-    :math:`|k(2 (L - S))| \le` 0.01 / D, and that leaves room for lengthscales to be learned.
+    The box: the range of the data plus a margin that makes the sines' images small at the edge of the data,
+    :math:`|k_d(2 (L - S))| \le` tol, and that leaves room for lengthscales to be learned.
+
+    :param kernel: A separable kernel, at its present hyperparameters.
+    :param lower: Smallest inputs `(D,)`.
+    :param upper: Largest inputs `(D,)`.
+    :param tol: What a single image may be, relative to the variance.
+    :param room: The smallest margin, in units of half the range.
     """
-    num_dims = lower.numel()
     half_range = (upper - lower) / 2
     unit = torch.where(half_range > 0, half_range, torch.ones_like(half_range))
-    modes = separate(kernel, Domain((lower + upper) / 2, unit), num_basis, num_dims).modes
+    modes = separate(kernel, Domain((lower + upper) / 2, unit), 1, lower.numel()).modes
     margins = [
-        max([float(unit[d]), *(_margin(term, float(unit[d]), 0.01 / num_dims) for term in mode.spectral_terms())])
+        max([room * float(unit[d]), *(_margin(term, float(unit[d]), tol) for term in mode.spectral_terms())])
         for d, mode in enumerate(modes)
     ]
     return Domain((lower + upper) / 2, half_range + torch.tensor(margins, dtype=torch.float64, device=lower.device))
 
 
 def _margin(term: SpectralTerm, unit: float, tol: float) -> float:
-    """The smallest margin beyond which twice the lag leaves no correlation, up to 100 half ranges."""
-    lags = unit * torch.logspace(-2, 2, 400, dtype=torch.float64, device=term.basis.center.device)
+    """The smallest margin beyond which twice the lag leaves no correlation, up to 10 000 half ranges."""
+    lags = unit * torch.logspace(-2, 4, 600, dtype=torch.float64, device=term.basis.center.device)
     large = (term.covariance(2 * lags).abs() > tol).nonzero()
     return float(lags[min(int(large[-1]) + 1, len(lags) - 1)]) if large.numel() else float(lags[0])

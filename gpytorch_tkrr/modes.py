@@ -332,6 +332,18 @@ def separate(kernel: Kernel, domain: Domain, num_basis: int | Sequence[int], num
     return SeparableKernel(modes, scales, splitter.radial)
 
 
+def sines_needed(kernel: Kernel, domain: Domain, most: Sequence[int], tail: float) -> list[int]:
+    """
+    How many sines each mode needs at the present hyperparameters.
+
+    :param kernel: The kernel.
+    :param domain: The box.
+    :param most: No more than these.
+    :param tail: The fraction of the prior variance of all sines of a mode that may be left out.
+    """
+    return [mode.num_sines_for(tail) for mode in separate(kernel, domain, most, len(most)).modes]
+
+
 def count_per_dimension(num_basis: int | Sequence[int], num_dims: int) -> list[int]:
     """
     The number of sines of each dimension, checked.

@@ -81,18 +81,11 @@ def choose_basis(kernel: Kernel, x: Tensor, tol: float) -> tuple[Domain, list[in
         raise ValueError(f"tol is a relative error between 0 and 1; got {tol}.")
     x = as_inputs(x)
     lower, upper = x.amin(0), x.amax(0)
-    half_range = (upper - lower) / 2  # (D,)
     num_dims = x.shape[-1]
-    draft = Box(tuple(range(num_dims)), (lower + upper) / 2, torch.ones(num_dims), (1,) * num_dims, FullTensor())
     with torch.no_grad():
-        expansion = expand_child(kernel, draft)
-        leaves = list(expansion.leaves())
+        draft, leaves = _draft(kernel, lower, upper)
         axes = list(_axes(leaves, tol))
-        half_width = torch.where(half_range > 0, 1.5 * half_range, torch.ones_like(half_range))
-        bounded = {axis.column for axis in axes}
-        for column in bounded:
-            sufficient = [_half_width(axis, float(half_range[column])) for axis in axes if axis.column == column]
-            half_width[column] = max(sufficient)
+        half_width = _half_widths(axes, (upper - lower) / 2)
         num_basis = [1] * num_dims
         for axis in axes:
             needed = _num_sines(axis, float(half_width[axis.column]))
@@ -114,6 +107,35 @@ def choose_basis(kernel: Kernel, x: Tensor, tol: float) -> tuple[Domain, list[in
             "small alpha) need the most."
         )
     return Domain(draft.center, half_width), num_basis
+
+
+@torch.no_grad()
+def choose_domain(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float) -> Domain:
+    r"""
+    The smallest box whose ends change the kernel by at most :math:`\text{tol} \cdot k(0) / 2` within given bounds.
+
+    :param kernel: The kernel, at its current parameters; of a batch, the one that needs the largest box.
+    :param lower: Lower ends `(D,)`.
+    :param upper: Upper ends `(D,)`.
+    :param tol: The relative error, shared by all input dimensions.
+    """
+    draft, leaves = _draft(kernel, lower, upper)
+    return Domain(draft.center, _half_widths(list(_axes(leaves, tol)), (upper - lower) / 2))
+
+
+def _draft(kernel: Kernel, lower: Tensor, upper: Tensor) -> tuple[Box, list[tuple[Expansion, float]]]:
+    """A box of the right place and any size, and the leaves of the kernel's expansion on it."""
+    num_dims = len(lower)
+    box = Box(tuple(range(num_dims)), (lower + upper) / 2, torch.ones(num_dims), (1,) * num_dims, FullTensor())
+    return box, list(expand_child(kernel, box).leaves())
+
+
+def _half_widths(axes: list[_Axis], half_range: Tensor) -> Tensor:
+    """Half widths `(D,)` that suffice for all axes; 1.5 times the range where none asks for more."""
+    half_width = torch.where(half_range > 0, 1.5 * half_range, torch.ones_like(half_range))
+    for column in {axis.column for axis in axes}:
+        half_width[column] = max(_half_width(axis, float(half_range[column])) for axis in axes if axis.column == column)
+    return half_width
 
 
 def _axes(leaves: list[tuple[Expansion, float]], tol: float) -> Iterator[_Axis]:

@@ -15,36 +15,54 @@ from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import FantasizeMixin
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
-from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
+from botorch.models.utils.gpytorch_modules import (
+    get_covar_module_with_dim_scaled_prior,
+    get_gaussian_likelihood_with_lognormal_prior,
+)
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.constraints import GreaterThan
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import GP
 from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator, LowRankRootLinearOperator
 from torch import Tensor, nn
 
+from ..chains import SparseComponents
 from ..ensemble import DrawsPosterior
 from ..errors import ConvergenceWarning, InputError, NotFittedError
 from ..gibbs import fit_gibbs
-from ..model import TKRR
+from ..model import TKRR, choose_box
+from ..modes import sines_needed
 from ..posterior import Posterior
 from ..prediction import WeightPosterior
 from .box import input_range
 from .outcomes import choose_outcomes, join_outcomes
+from .pilot import fit_pilot
 
 #: Variance added to every prediction, in units of the outcomes' variance: draws span a space of few dimensions.
 JITTER = 1e-6
 
-#: With fewer observations than this the posterior has many modes, and many short chains say more than a long one.
-MANY_ROWS = 1000
+#: Up to so many observations the chains of a fit move side by side.
+FEW_ROWS = 300
 
-#: What :func:`~gpytorch_tkrr.fit_gibbs` is called with, for few and for many observations, where nothing else is said.
-FEW_ROWS_SETTINGS = {"num_chains": 8, "num_warmup": 10, "num_draws": 5}
+#: How many components, chains and sweeps there are for few observations, where nothing else is said.
+FEW_ROWS_RANK = 64
+NUM_CHAINS, NUM_WARMUP, NUM_DRAWS = 64, 20, 8
+
+#: The same for many: what :func:`~gpytorch_tkrr.fit_gibbs` is called with.
+MANY_ROWS_RANK = 16
 MANY_ROWS_SETTINGS = {"num_chains": 1, "num_warmup": 20, "num_draws": 20}
+
+#: Correlation that may be left between the edge of the search space and its image beyond the box: for few observations
+#: the box only has to suit the lengthscales as they are.
+FEW_ROWS_IMAGE = 0.025
+MANY_ROWS_IMAGE = 0.001
+
+#: Share of a mode's variance that the functions may leave out, and the most functions of a mode.
+TAIL, MAX_NUM_BASIS = 1e-3, 32
 
 
 class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
@@ -52,10 +70,13 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
     :class:`~gpytorch_tkrr.TKRR` as a BoTorch model: any number of inputs, a cost linear in the number of observations,
     and the uncertainty of sampled factors and hyperparameters.
 
-    `fit_gpytorch_mll` runs :func:`~gpytorch_tkrr.fit_gibbs`; pass ``optimizer=tkrr.fit_als`` for alternating least
-    squares, and their arguments as `optimizer_kwargs`. By default there are eight short chains for fewer than 1 000
-    observations, since the posterior then has many modes, and a single one for more. Several outcomes are independent
-    models. A posterior is the Gaussian with the mean and the covariance of the draws,
+    The default kernel is that of SingleTaskGP. `fit_gpytorch_mll` first fits an exact Gaussian process with the same
+    kernel, mean and likelihood to at most 500 rows and makes the box for its lengthscales. Then it samples: up to 300
+    observations 64 chains that move side by side, see :mod:`gpytorch_tkrr.chains`, at these hyperparameters; for more
+    :func:`~gpytorch_tkrr.fit_gibbs`, which goes on to learn them. Pass ``optimizer=tkrr.fit_gibbs`` or ``tkrr.fit_als``
+    to choose yourself, and their arguments as `optimizer_kwargs`. Several outcomes are independent models.
+
+    A posterior is the Gaussian with the mean and the covariance of the draws,
 
     .. math:: f(x) = \bar f(x) + r(x)^\top z, \qquad z \sim N(0, I_S), \qquad
         r_s(x) = (f_s(x) - \bar f(x)) / \sqrt{S - 1},
@@ -65,8 +86,9 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
     :param train_X: Inputs `(n, d)`.
     :param train_Y: Outcomes `(n, m)`.
     :param train_Yvar: Their noise variances, where known.
-    :param kernel: A separable kernel, or one for each outcome; by default :func:`~gpytorch_tkrr.anova_kernel`.
-    :param rank: Number of components.
+    :param kernel: A separable kernel, or one for each outcome; by default BoTorch's RBF kernel with its
+        dimension-scaled prior.
+    :param rank: Number of components; by default 64 for up to 300 observations, 16 for more.
     :param num_basis: Number of sines, for all inputs or for each; by default as many as the lengthscales need.
     :param bounds: The search space, `(2, d)`, as for `optimize_acqf`; by default the unit cube.
     :param outcome_transform: As for SingleTaskGP: Standardize by default.
@@ -92,7 +114,7 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         train_Yvar: Tensor | None = None,
         *,
         kernel: Kernel | Sequence[Kernel] | None = None,
-        rank: int = 8,
+        rank: int | None = None,
         num_basis: int | Sequence[int] | None = None,
         bounds: Tensor | None = None,
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
@@ -119,14 +141,20 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         self._yvar = train_Yvar
         self.train_inputs = (train_X,)
         self.train_targets = train_Y.squeeze(-1) if num_outputs == 1 else train_Y.mT
+        self._range = input_range(x, bounds, input_transform)
+        if kernel is None:
+            kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=x.shape[-1])
         kernels = list(kernel) if isinstance(kernel, Sequence) else [copy.deepcopy(kernel) for _ in range(num_outputs)]
         if len(kernels) != num_outputs:
             raise InputError(f"Give one kernel, or one for each of the {num_outputs} outcomes; got {len(kernels)}.")
+        if rank is None:
+            rank = FEW_ROWS_RANK if len(x) <= FEW_ROWS else MANY_ROWS_RANK
         self.models = nn.ModuleList()
         for i, each in enumerate(kernels):
-            yvar = None if train_Yvar is None else train_Yvar[:, i]
-            settings = {"kernel": each, "rank": rank, "num_basis": num_basis}
-            self.models.append(_make(x, train_Y[:, i], yvar, input_range(x, bounds, input_transform), settings))
+            likelihood = _make_likelihood(None if train_Yvar is None else train_Yvar[:, i])
+            domain = choose_box(each, *self._range, MANY_ROWS_IMAGE, room=0.0)
+            model = TKRR(x, train_Y[:, i], likelihood, kernel=each, rank=rank, num_basis=num_basis, domain=domain)
+            self.models.append(model)
         self.likelihood = self.models[0].likelihood if num_outputs == 1 else GaussianLikelihood(
             noise_constraint=GreaterThan(0.0), batch_shape=torch.Size([num_outputs])
         )  # fmt: skip
@@ -161,7 +189,7 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         self,
         mll: MarginalLogLikelihood,
         *,
-        optimizer: Callable[..., Any] = fit_gibbs,
+        optimizer: Callable[..., Any] | None = None,
         optimizer_kwargs: dict[str, Any] | None = None,
         closure: Any = None,
         closure_kwargs: Any = None,
@@ -171,7 +199,8 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         What `fit_gpytorch_mll` calls.
 
         :param mll: The marginal log likelihood that holds this model.
-        :param optimizer: :func:`~gpytorch_tkrr.fit_gibbs` or :func:`~gpytorch_tkrr.fit_als`.
+        :param optimizer: :func:`~gpytorch_tkrr.fit_gibbs` or :func:`~gpytorch_tkrr.fit_als`; by default chains side by
+            side for few observations, and `fit_gibbs` for many or where there are `optimizer_kwargs`.
         :param optimizer_kwargs: Their arguments. Without a seed, one is drawn from torch's generator.
         :param closure: Not supported: there is no loss whose gradient is followed.
         :param closure_kwargs: Not supported.
@@ -179,25 +208,40 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         if closure is not None or closure_kwargs is not None:
             raise UnsupportedError("TKRRModel is fitted by optimizer=fit_gibbs or fit_als, which take no closure.")
         settings = dict(optimizer_kwargs or {})
-        if optimizer is fit_gibbs and not settings:
-            settings = dict(FEW_ROWS_SETTINGS if self.train_targets.shape[-1] < MANY_ROWS else MANY_ROWS_SETTINGS)
+        is_few = optimizer is None and not settings and self.train_targets.shape[-1] <= FEW_ROWS
+        if optimizer in (None, fit_gibbs) and not settings:
+            settings = dict(MANY_ROWS_SETTINGS)
+        seed = settings.pop("seed", None)
         mll.train()
         with torch.no_grad():
             x = self.transform_inputs(self.train_inputs[0])
-        targets = self.train_targets.reshape(self.num_outputs, -1)
-        for i in range(self.num_outputs):
-            model = self.model(i)
-            data: tuple[Tensor, ...] = (x, targets[i])
-            if self._yvar is not None:
-                data += (model.noise().detach().to(x) / self._yvar[:, i],)
-            seed = {"seed": int(torch.randint(2**31, ()))} if "seed" not in settings else {}
+        for i, y in enumerate(self.train_targets.reshape(self.num_outputs, -1)):
+            model, yvar = self.model(i), None if self._yvar is None else self._yvar[:, i]
+            chosen = int(torch.randint(2**31, ())) if seed is None else seed
+            if settings.get("num_warmup") != 0 or not model.is_fitted:  # else the draws are to be continued
+                self._fit_pilot(model, x, y, yvar, FEW_ROWS_IMAGE if is_few else MANY_ROWS_IMAGE)
+            if is_few:
+                _sample_side_by_side(model, x, y, model.noise() if yvar is None else yvar, self._range, chosen)
+                continue
+            data = (x, y) if yvar is None else (x, y, model.noise().detach().to(x) / yvar)
             with warnings.catch_warnings():
-                if not optimizer_kwargs:  # short chains are meant to disagree
+                if not optimizer_kwargs:  # a short chain is meant to disagree with itself
                     warnings.simplefilter("ignore", ConvergenceWarning)
-                optimizer(model, data=data, **settings, **seed)
+                (optimizer or fit_gibbs)(model, data=data, **settings, seed=chosen)
         self._updates = [None] * self.num_outputs
         self._share_noise()
         return mll.eval()
+
+    def _fit_pilot(self, model: TKRR, x: Tensor, y: Tensor, yvar: Tensor | None, image: float) -> None:
+        """Hyperparameters of an exact Gaussian process, and a box and a basis that suit them."""
+        likelihood = model.likelihood if yvar is None else FixedNoiseGaussianLikelihood(yvar)
+        kernel = model.covar_module
+        assert kernel is not None
+        fit_pilot(x, y, model.mean_module, kernel, likelihood)
+        model.domain = choose_box(kernel, *self._range, image, room=0.0)
+        if model.adapts_num_basis:
+            most = [MAX_NUM_BASIS] * x.shape[-1]
+            model.num_basis = tuple(max(num, 2) for num in sines_needed(kernel, model.domain, most, TAIL))
 
     def set_train_data(self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True) -> None:
         """
@@ -381,19 +425,44 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         return subset
 
 
-def _make(x: Tensor, y: Tensor, yvar: Tensor | None, ends: tuple[Tensor, Tensor], settings: dict[str, Any]) -> TKRR:
-    """One outcome's model, with the box and the default kernel of data that fill the whole range."""
+def _make_likelihood(yvar: Tensor | None) -> GaussianLikelihood:
+    """A free noise variance with BoTorch's prior, or the mean of the known ones."""
     if yvar is None:
-        likelihood = get_gaussian_likelihood_with_lognormal_prior()
-    else:
-        likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0))
-        likelihood.noise = yvar.mean()
-        likelihood.raw_noise.requires_grad_(False)
-    fraction = torch.linspace(0, 1, 101).to(x)
-    diagonal = ends[0].to(x) + fraction.unsqueeze(-1) * (ends[1] - ends[0]).to(x)
-    filled = TKRR(diagonal, (fraction - 0.5) * 12**0.5 * _scale(y), GaussianLikelihood(), **settings, warp=False)
-    settings = {**settings, "kernel": filled.covar_module}
-    return TKRR(x, y, likelihood, **settings, domain=filled.domain)
+        return get_gaussian_likelihood_with_lognormal_prior()
+    likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0))
+    likelihood.noise = yvar.mean()
+    likelihood.raw_noise.requires_grad_(False)
+    return likelihood
+
+
+@torch.no_grad()
+def _sample_side_by_side(
+    model: TKRR, x: Tensor, y: Tensor, noise: Tensor, ends: tuple[Tensor, Tensor], seed: int
+) -> None:
+    """Give a model draws of its factors at its present hyperparameters."""
+    separable = model.separate()
+    fraction = torch.linspace(0, 1, 33).to(ends[0])
+    features, variances, shares = [], [], []
+    for d, mode in enumerate(separable.modes):
+        v = mode.variances()
+        squares = mode.basis(ends[0][d] + fraction * (ends[1][d] - ends[0][d])).square() * v
+        features.append(mode.basis(x[:, d].double()))
+        variances.append(v)
+        shares.append(float(1 - (squares[:, 0] / squares.sum(-1)).mean()))
+    chains = SparseComponents(
+        features, variances, shares, float(separable.outputscale()), model.rank, NUM_CHAINS,
+        torch.Generator().manual_seed(seed),
+    )  # fmt: skip
+    targets = (y - model.mean_module(x)).double()
+    noise = noise.double().expand(targets.shape)
+    draws = []
+    for sweep in range(NUM_WARMUP + NUM_DRAWS):
+        chains.sweep(targets, noise)
+        if sweep >= NUM_WARMUP:
+            draws.append(chains.factors())
+    factors = [torch.cat(each) for each in zip(*draws, strict=True)]  # (S, R, M_d)
+    numbers = torch.arange(NUM_CHAINS, device=targets.device).repeat(NUM_DRAWS)
+    model.set_posterior(DrawsPosterior(factors, noise.mean().expand(len(numbers)).clone(), {}, numbers, {}))
 
 
 def _scale(y: Tensor) -> float:

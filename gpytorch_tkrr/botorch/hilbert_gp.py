@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
+from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import add_output_dim, gpt_posterior_settings
 from botorch.utils.types import DEFAULT, _DefaultType
-from gpytorch.constraints import Interval
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel, RBFKernel
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
+from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
 from ..distribution import ReducedRankNormal
@@ -24,8 +26,10 @@ from ..domain import Domain
 from ..errors import SizeError
 from ..index_set import FullTensor, HyperbolicCross, IndexSet
 from ..kernel import HilbertKernel
+from ..tolerance import choose_domain
 from .box import input_range
 from .outcomes import choose_outcomes, join_outcomes
+from .pilot import fit_pilot
 
 #: More inputs than this are for :class:`TKRRModel`.
 MAX_DIMS = 6
@@ -33,19 +37,21 @@ MAX_DIMS = 6
 #: Up to so many inputs all products of functions are kept, above it a hyperbolic cross.
 MAX_FULL_DIMS = 3
 
-#: How many functions are used at most where nothing else is said; the more inputs, the dearer the others are to fit.
+#: How many functions are used at most where nothing else is said.
 NUM_FUNCTIONS = {1: 100, 2: 1000, 3: 1000}
-CROSS_NUM_FUNCTIONS = 550
+CROSS_NUM_FUNCTIONS = 1250
 
-#: Half width of the box divided by half the range of the inputs: the more inputs, the fewer functions for each.
-BOUNDARY_FACTORS = {1: 10.0, 2: 5.0, 3: 3.5}
-CROSS_BOUNDARY_FACTOR = 3.0
-
-#: Prior variance that the basis may leave out at either end of the lengthscales' interval, all inputs together.
-MISSING = 0.025
+#: Change of the prior covariance by the ends of the box, relative to its variance. With a hyperbolic cross functions
+#: are too dear to be spent on a wide margin.
+BOX_TOLERANCE = 1e-3
+CROSS_BOX_TOLERANCE = 0.05  # for each input
 
 #: With a hyperbolic cross the reduced-rank prior is the model; what it leaves out is made up for outside the box only.
 CROSS_ACCEPTED_ERROR = 1 - 1e-6
+
+#: A fit is repeated, at most so many times, while the lengthscales ask for a box that differs by more than this ratio.
+MAX_ROUNDS = 3
+BOX_RATIO = 1.1
 
 
 class HilbertGPModel(SingleTaskGP):
@@ -54,11 +60,14 @@ class HilbertGPModel(SingleTaskGP):
     transforms and priors, but a fit whose cost hardly depends on the number of observations, and function draws that
     are exact.
 
-    The box holds `bounds` and the training inputs, with a margin. In one to three dimensions it carries all products of
-    the functions, in four to six a hyperbolic cross of them. The default kernel is BoTorch's: RBF with its
-    dimension-scaled prior on the lengthscales, here kept in the interval that the basis represents. On the unit cube
-    that is [0.07, 3.3] in one dimension, [0.13, 1.35] in two, [0.29, 0.81] in three, and [0.06, 0.82] to [0.11, 0.82]
-    in four to six, for which BoTorch's prior has its mode at 0.4 to 0.5. Give more functions to go beyond.
+    In one to three dimensions the box carries all products of the functions, in four to six a hyperbolic cross of them.
+    The default kernel is BoTorch's: RBF with its dimension-scaled prior on the lengthscales.
+
+    The box holds `bounds` and the training inputs, with a margin that suits the lengthscales: long ones need a wide
+    margin, short ones many functions in little space. So `fit_gpytorch_mll` first fits an exact Gaussian process with
+    the same modules to at most 500 rows, makes the box for its lengthscales, then fits the expanded model to all rows,
+    again in a new box if need be. With a training loop of your own call :meth:`update_box`. A
+    :class:`~gpytorch_tkrr.HilbertKernel` that was given keeps its box.
 
     :param train_X: Inputs `(*batch, n, d)`.
     :param train_Y: Outcomes `(*batch, n, m)`.
@@ -69,7 +78,7 @@ class HilbertGPModel(SingleTaskGP):
     :param outcome_transform: As for SingleTaskGP.
     :param input_transform: As for SingleTaskGP.
     :param bounds: The search space, `(2, d)`, as for `optimize_acqf`; by default the unit cube.
-    :param num_functions: At most so many functions; by default 100 for one input, 1 000 for two or three, 550 for more.
+    :param num_functions: At most so many functions; by default 100 for one input, 1 000 for two or three, 1 250 beyond.
 
     Example:
         >>> import torch
@@ -109,11 +118,13 @@ class HilbertGPModel(SingleTaskGP):
             input_transform=input_transform,
         )
         hilbert = [module for module in self.covar_module.modules() if isinstance(module, HilbertKernel)]
+        self._range: tuple[Tensor, Tensor] | None = None  # what the box must hold, where it is ours to choose
+        self._is_within_box = False
         if not hilbert:
             with torch.no_grad():
                 x = self.transform_inputs(train_X)
-            lower, upper = input_range(x, bounds, input_transform)
-            self.covar_module = _expand(self.covar_module, lower, upper, num_functions, is_default=covar_module is None)
+            self._range = input_range(x, bounds, input_transform)
+            self.covar_module = _expand(self.covar_module, *self._range, num_functions)
             hilbert = [self.covar_module]
         if covar_module is None:
             raw = self._subset_batch_dict.pop("covar_module.raw_lengthscale")
@@ -123,6 +134,53 @@ class HilbertGPModel(SingleTaskGP):
 
     def _num_columns(self, kernel: HilbertKernel) -> int:
         return self.train_inputs[0].shape[-1] if kernel.domain.num_dims is None else kernel.domain.num_dims
+
+    # Fit
+
+    @property
+    def custom_fit(self) -> Callable[..., MarginalLogLikelihood]:
+        """What `fit_gpytorch_mll` calls; BoTorch's own way to fit is taken where it is missing."""
+        if self._is_within_box:
+            raise AttributeError("custom_fit: the box is fixed for now.")
+        return self._fit
+
+    def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
+        """Box and hyperparameters in turn."""
+        if self._range is not None:
+            mll.train()
+            with torch.no_grad():
+                x = self.transform_inputs(self.train_inputs[0])
+            settings = {key: value for key, value in kwargs.items() if not key.startswith("closure")}
+            modules = self.mean_module, self.covar_module.base_kernel, self.likelihood
+            fit_pilot(x, self.train_targets, *modules, **settings)
+            self.update_box()
+        for _ in range(MAX_ROUNDS):
+            self._is_within_box = True
+            try:
+                fit_gpytorch_mll(mll, **kwargs)
+            finally:
+                self._is_within_box = False
+            if not self._needs_other_box():
+                break
+            mll.train()
+            self.update_box()
+        return mll
+
+    def update_box(self) -> None:
+        """
+        Make the box for the present lengthscales.
+
+        `fit_gpytorch_mll` does so by itself. Call it between steps of a training loop of your own, in training mode.
+        """
+        if self._range is not None:
+            self.covar_module.domain = _choose_domain(self.covar_module.base_kernel, *self._range).to(self._range[0])
+
+    def _needs_other_box(self) -> bool:
+        if self._range is None:
+            return False
+        needed = _choose_domain(self.covar_module.base_kernel, *self._range).half_width
+        ratio = needed / self.covar_module.domain.half_width.to(needed)
+        return bool((ratio.log().abs() > math.log(BOX_RATIO)).any())
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """
@@ -165,9 +223,7 @@ class HilbertGPModel(SingleTaskGP):
         return join_outcomes(self, normals, chosen, x, posterior_transform)
 
 
-def _expand(
-    kernel: Kernel, lower: Tensor, upper: Tensor, num_functions: int | None, *, is_default: bool
-) -> HilbertKernel:
+def _expand(kernel: Kernel, lower: Tensor, upper: Tensor, num_functions: int | None) -> HilbertKernel:
     """The kernel on a box around a range of inputs."""
     num_dims = len(lower)
     if num_dims > MAX_DIMS:
@@ -179,13 +235,17 @@ def _expand(
     if num_functions is None:
         num_functions = NUM_FUNCTIONS.get(num_dims, CROSS_NUM_FUNCTIONS)
     num_basis, index_set = _choose_functions(num_dims, num_functions)
-    domain = Domain.from_bounds(lower, upper, boundary_factor=BOUNDARY_FACTORS.get(num_dims, CROSS_BOUNDARY_FACTOR))
-    if is_default:
-        _bound_lengthscales(kernel, domain, (upper - lower) / 2, num_basis)
-    hilbert = HilbertKernel(kernel, domain, num_basis, index_set=index_set)
+    hilbert = HilbertKernel(kernel, _choose_domain(kernel, lower, upper), num_basis, index_set=index_set)
     if not isinstance(index_set, FullTensor):
         hilbert._accepted_error = CROSS_ACCEPTED_ERROR
     return hilbert
+
+
+def _choose_domain(kernel: Kernel, lower: Tensor, upper: Tensor) -> Domain:
+    """The box for a kernel at its present parameters."""
+    num_dims = len(lower)
+    tol = BOX_TOLERANCE if num_dims <= MAX_FULL_DIMS else CROSS_BOX_TOLERANCE * num_dims
+    return choose_domain(kernel, lower, upper, tol)
 
 
 def _choose_functions(num_dims: int, num_functions: int) -> tuple[int, IndexSet]:
@@ -196,33 +256,3 @@ def _choose_functions(num_dims: int, num_functions: int) -> tuple[int, IndexSet]
     while HyperbolicCross(limit + 1).size([limit + 1] * num_dims) <= num_functions:
         limit += 1
     return limit, HyperbolicCross(limit)
-
-
-def _bound_lengthscales(kernel: RBFKernel, domain: Domain, half_range: Tensor, num_basis: int) -> None:
-    r"""
-    Keep the lengthscales of an RBF kernel where box and basis represent its variance.
-
-    With a highest frequency w the basis leaves out :math:`\operatorname{erfc}(w \ell / \sqrt 2)` of the variance of one
-    dimension; at the edge of the inputs the box leaves out :math:`k(2 (L - S))`.
-    """
-    num_dims = len(half_range)
-    missing = torch.tensor(MISSING / num_dims if num_dims <= MAX_FULL_DIMS else 2 * MISSING, dtype=torch.float64)
-    _, half_width = domain.sides(num_dims)
-    highest = math.pi * num_basis / (2 * half_width)
-    lower = math.sqrt(2) * torch.erfinv(1 - missing) / highest
-    upper = 2 * (half_width - half_range) / (-2 * missing.log()).sqrt()
-    prior = kernel.lengthscale_prior
-    initial = torch.minimum(torch.maximum(prior.mode.double(), lower), upper)
-    kernel.register_constraint("raw_lengthscale", Interval(lower, upper, transform=None, initial_value=initial))
-    kernel.register_prior("lengthscale_prior", prior, _get_lengthscale, _set_lengthscale)
-
-
-def _get_lengthscale(kernel: RBFKernel) -> Tensor:
-    return kernel.lengthscale
-
-
-def _set_lengthscale(kernel: RBFKernel, value: Any) -> None:
-    """Draws from the prior, which `fit_gpytorch_mll` restarts from, may lie outside of the interval."""
-    constraint = kernel.raw_lengthscale_constraint
-    value = torch.as_tensor(value).to(kernel.raw_lengthscale)
-    kernel.lengthscale = torch.minimum(torch.maximum(value, constraint.lower_bound), constraint.upper_bound)

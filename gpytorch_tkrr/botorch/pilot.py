@@ -1,0 +1,61 @@
+"""A first look at the lengthscales, by an exact Gaussian process of some of the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from botorch.exceptions.errors import ModelFittingError
+from botorch.fit import fit_gpytorch_mll
+from botorch.models.gpytorch import GPyTorchModel
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.means import Mean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.models import ExactGP
+from torch import Tensor
+
+#: At most so many rows.
+NUM_ROWS = 500
+
+
+def fit_pilot(x: Tensor, y: Tensor, mean: Mean, kernel: Kernel, likelihood: Likelihood, **settings: Any) -> None:
+    """
+    Fit mean, kernel and likelihood, which are changed in place, to some of the rows, evenly spread.
+
+    Where BoTorch gives up they are left as they were.
+
+    :param x: Inputs `(..., N, D)`.
+    :param y: Targets `(..., N)`.
+    :param mean: The mean.
+    :param kernel: The kernel.
+    :param likelihood: The likelihood; one with a noise variance for each row is not changed.
+    :param settings: For `fit_gpytorch_mll`.
+    """
+    num_rows = x.shape[-2]
+    if num_rows > NUM_ROWS:
+        rows = torch.linspace(0, num_rows - 1, NUM_ROWS, device=x.device).round().long()
+        x, y = x[..., rows, :], y[..., rows]
+        if isinstance(likelihood, FixedNoiseGaussianLikelihood):
+            likelihood = FixedNoiseGaussianLikelihood(likelihood.noise[..., rows])
+    pilot = _Pilot(x, y, mean, kernel, likelihood)
+    try:
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(likelihood, pilot), **settings)
+    except ModelFittingError:
+        pass  # the fit to all rows says so, if it is as hard
+
+
+class _Pilot(ExactGP, GPyTorchModel):
+    def __init__(self, x: Tensor, y: Tensor, mean: Mean, kernel: Kernel, likelihood: Likelihood):
+        super().__init__(x, y, likelihood)
+        self.mean_module = mean
+        self.covar_module = kernel
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """
+        The prior.
+
+        :param x: Inputs `(..., n, d)`.
+        """
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
