@@ -22,10 +22,11 @@ from botorch.models.utils.gpytorch_modules import (
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.constraints import GreaterThan
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, RBFKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import GP
+from gpytorch.priors import LogNormalPrior
 from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator, LowRankRootLinearOperator
 from torch import Tensor, nn
@@ -46,11 +47,12 @@ from .pilot import fit_pilot
 JITTER = 1e-6
 
 #: Up to so many observations the chains of a fit move side by side.
-FEW_ROWS = 300
+FEW_ROWS = 150
 
-#: How many components, chains and sweeps there are for few observations, where nothing else is said.
-FEW_ROWS_RANK = 64
-NUM_CHAINS, NUM_WARMUP, NUM_DRAWS = 64, 20, 8
+#: How many components, sweeps before the first draw, and draws there are then. Chains get fewer with more observations,
+#: whose N x N matrices are dear.
+FEW_ROWS_RANK, NUM_WARMUP, NUM_DRAWS = 64, 20, 512
+MIN_CHAINS, MAX_CHAINS, MAX_ENTRIES = 16, 64, 64 * 60**2
 
 #: The same for many: what :func:`~gpytorch_tkrr.fit_gibbs` is called with.
 MANY_ROWS_RANK = 16
@@ -60,6 +62,9 @@ MANY_ROWS_SETTINGS = {"num_chains": 1, "num_warmup": 20, "num_draws": 20}
 #: the box only has to suit the lengthscales as they are.
 FEW_ROWS_IMAGE = 0.025
 MANY_ROWS_IMAGE = 0.001
+
+#: BoTorch's lower bound of lengthscales on the unit cube.
+MIN_LENGTHSCALE = 0.025
 
 #: Share of a mode's variance that the functions may leave out, and the most functions of a mode.
 TAIL, MAX_NUM_BASIS = 1e-3, 32
@@ -71,8 +76,8 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
     and the uncertainty of sampled factors and hyperparameters.
 
     The default kernel is that of SingleTaskGP. `fit_gpytorch_mll` first fits an exact Gaussian process with the same
-    kernel, mean and likelihood to at most 500 rows and makes the box for its lengthscales. Then it samples: up to 300
-    observations 64 chains that move side by side, see :mod:`gpytorch_tkrr.chains`, at these hyperparameters; for more
+    kernel, mean and likelihood to at most 500 rows and makes the box for its lengthscales. Then it samples: up to 150
+    observations by chains that move side by side at these hyperparameters (:mod:`gpytorch_tkrr.chains`), for more by
     :func:`~gpytorch_tkrr.fit_gibbs`, which goes on to learn them. Pass ``optimizer=tkrr.fit_gibbs`` or ``tkrr.fit_als``
     to choose yourself, and their arguments as `optimizer_kwargs`. Several outcomes are independent models.
 
@@ -87,8 +92,8 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
     :param train_Y: Outcomes `(n, m)`.
     :param train_Yvar: Their noise variances, where known.
     :param kernel: A separable kernel, or one for each outcome; by default BoTorch's RBF kernel with its
-        dimension-scaled prior.
-    :param rank: Number of components; by default 64 for up to 300 observations, 16 for more.
+        dimension-scaled prior, in units of the search space.
+    :param rank: Number of components; by default 64 for up to 150 observations, 16 for more.
     :param num_basis: Number of sines, for all inputs or for each; by default as many as the lengthscales need.
     :param bounds: The search space, `(2, d)`, as for `optimize_acqf`; by default the unit cube.
     :param outcome_transform: As for SingleTaskGP: Standardize by default.
@@ -143,7 +148,7 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         self.train_targets = train_Y.squeeze(-1) if num_outputs == 1 else train_Y.mT
         self._range = input_range(x, bounds, input_transform)
         if kernel is None:
-            kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=x.shape[-1])
+            kernel = _make_kernel(*self._range)
         kernels = list(kernel) if isinstance(kernel, Sequence) else [copy.deepcopy(kernel) for _ in range(num_outputs)]
         if len(kernels) != num_outputs:
             raise InputError(f"Give one kernel, or one for each of the {num_outputs} outcomes; got {len(kernels)}.")
@@ -425,6 +430,16 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         return subset
 
 
+def _make_kernel(lower: Tensor, upper: Tensor) -> RBFKernel:
+    """BoTorch's default kernel, with lengthscales in units of the range: on the unit cube the same."""
+    num_dims = len(lower)
+    unit = torch.where(upper > lower, upper - lower, torch.ones_like(lower))
+    prior = get_covar_module_with_dim_scaled_prior(ard_num_dims=num_dims).lengthscale_prior
+    scaled = LogNormalPrior(prior.loc + unit.log(), prior.scale)
+    limit = GreaterThan(MIN_LENGTHSCALE * unit, transform=None, initial_value=scaled.mode)
+    return RBFKernel(ard_num_dims=num_dims, lengthscale_prior=scaled, lengthscale_constraint=limit)
+
+
 def _make_likelihood(yvar: Tensor | None) -> GaussianLikelihood:
     """A free noise variance with BoTorch's prior, or the mean of the known ones."""
     if yvar is None:
@@ -449,19 +464,21 @@ def _sample_side_by_side(
         features.append(mode.basis(x[:, d].double()))
         variances.append(v)
         shares.append(float(1 - (squares[:, 0] / squares.sum(-1)).mean()))
+    num_chains = min(max(MAX_ENTRIES // len(y) ** 2, MIN_CHAINS), MAX_CHAINS)
     chains = SparseComponents(
-        features, variances, shares, float(separable.outputscale()), model.rank, NUM_CHAINS,
+        features, variances, shares, float(separable.outputscale()), model.rank, num_chains,
         torch.Generator().manual_seed(seed),
     )  # fmt: skip
     targets = (y - model.mean_module(x)).double()
     noise = noise.double().expand(targets.shape)
-    draws = []
-    for sweep in range(NUM_WARMUP + NUM_DRAWS):
+    for _ in range(NUM_WARMUP):
         chains.sweep(targets, noise)
-        if sweep >= NUM_WARMUP:
-            draws.append(chains.factors())
+    draws: list[list[Tensor]] = []
+    while len(draws) * num_chains < NUM_DRAWS:
+        chains.sweep(targets, noise)
+        draws.append(chains.factors())
     factors = [torch.cat(each) for each in zip(*draws, strict=True)]  # (S, R, M_d)
-    numbers = torch.arange(NUM_CHAINS, device=targets.device).repeat(NUM_DRAWS)
+    numbers = torch.arange(num_chains, device=targets.device).repeat(len(draws))
     model.set_posterior(DrawsPosterior(factors, noise.mean().expand(len(numbers)).clone(), {}, numbers, {}))
 
 

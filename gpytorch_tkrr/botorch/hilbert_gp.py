@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import add_output_dim, gpt_posterior_settings
+from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
@@ -23,10 +25,10 @@ from torch import Tensor
 
 from ..distribution import ReducedRankNormal
 from ..domain import Domain
-from ..errors import SizeError
+from ..errors import ApproximationWarning, SizeError
 from ..index_set import FullTensor, HyperbolicCross, IndexSet
 from ..kernel import HilbertKernel
-from ..tolerance import choose_domain
+from ..tolerance import MAX_MISSING, choose_domain
 from .box import input_range
 from .outcomes import choose_outcomes, join_outcomes
 from .pilot import fit_pilot
@@ -45,6 +47,12 @@ CROSS_NUM_FUNCTIONS = 1250
 #: are too dear to be spent on a wide margin.
 BOX_TOLERANCE = 1e-3
 CROSS_BOX_TOLERANCE = 0.05  # for each input
+
+#: Prior variance that the basis may leave out at either end of the lengthscales' interval, all inputs together.
+MISSING = 0.025
+
+#: BoTorch's optimisers, which take bounds of the parameters.
+BOUNDED_OPTIMIZERS = fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
 
 #: With a hyperbolic cross the reduced-rank prior is the model; what it leaves out is made up for outside the box only.
 CROSS_ACCEPTED_ERROR = 1 - 1e-6
@@ -126,6 +134,7 @@ class HilbertGPModel(SingleTaskGP):
             self._range = input_range(x, bounds, input_transform)
             self.covar_module = _expand(self.covar_module, *self._range, num_functions)
             hilbert = [self.covar_module]
+        self._has_default_kernel = covar_module is None
         if covar_module is None:
             raw = self._subset_batch_dict.pop("covar_module.raw_lengthscale")
             self._subset_batch_dict["covar_module.base_kernel.raw_lengthscale"] = raw
@@ -146,39 +155,73 @@ class HilbertGPModel(SingleTaskGP):
 
     def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
         """Box and hyperparameters in turn."""
-        if self._range is not None:
-            mll.train()
-            with torch.no_grad():
-                x = self.transform_inputs(self.train_inputs[0])
-            settings = {key: value for key, value in kwargs.items() if not key.startswith("closure")}
-            modules = self.mean_module, self.covar_module.base_kernel, self.likelihood
-            fit_pilot(x, self.train_targets, *modules, **settings)
-            self.update_box()
-        for _ in range(MAX_ROUNDS):
-            self._is_within_box = True
-            try:
-                fit_gpytorch_mll(mll, **kwargs)
-            finally:
-                self._is_within_box = False
-            if not self._needs_other_box():
-                break
-            mll.train()
-            self.update_box()
+        if self._range is None:
+            return self._fit_within_box(mll, **kwargs)
+        mll.train()
+        with torch.no_grad():
+            x = self.transform_inputs(self.train_inputs[0])
+        options = (kwargs.get("optimizer_kwargs") or {}).get("options")
+        kernel = self.covar_module.base_kernel
+        fit_pilot(x, self.train_targets, self.mean_module, kernel, self.likelihood, options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ApproximationWarning)  # an optimiser may pass through what does not suit
+            for _ in range(MAX_ROUNDS):
+                mll.train()
+                self.update_box()
+                self._fit_within_box(mll, **kwargs)
+                if not self._needs_other_box():
+                    break
+        self._check_box(x)
         return mll
+
+    def _fit_within_box(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
+        """BoTorch's own fit; the default kernel's lengthscales are kept where the box represents them."""
+        if self._has_default_kernel and kwargs.get("optimizer") in (None, *BOUNDED_OPTIMIZERS):
+            assert self._range is not None
+            kernel = self.covar_module
+            half_range = (self._range[1] - self._range[0]) / 2
+            limits = _represented_lengthscales(kernel.domain, half_range, kernel.num_basis)
+            name = next(name for name, value in mll.named_parameters() if value is kernel.base_kernel.raw_lengthscale)
+            settings = dict(kwargs.get("optimizer_kwargs") or {})
+            settings["bounds"] = {name: limits, **(settings.get("bounds") or {})}
+            kwargs["optimizer_kwargs"] = settings
+        self._is_within_box = True
+        try:
+            return fit_gpytorch_mll(mll, **kwargs)
+        finally:
+            self._is_within_box = False
+
+    def _check_box(self, x: Tensor) -> None:
+        """Say so if too few functions are left for the lengthscales that were found."""
+        if not isinstance(self.covar_module.index_set, FullTensor):
+            return
+        error = self.covar_module.approximation_error(x.reshape(-1, x.shape[-1]))
+        if error > MAX_MISSING:
+            warnings.warn(
+                f"The kernel with the lengthscales that were found is represented with an error of {error:.0%}: they "
+                f"are too short for {self._num_functions} functions. Raise num_functions.",
+                ApproximationWarning,
+                stacklevel=4,
+            )
 
     def update_box(self) -> None:
         """
         Make the box for the present lengthscales.
 
-        `fit_gpytorch_mll` does so by itself. Call it between steps of a training loop of your own, in training mode.
+        `fit_gpytorch_mll` does so by itself. Call it between steps of a training loop of your own, in training mode, or
+        after you have set lengthscales by hand.
         """
         if self._range is not None:
-            self.covar_module.domain = _choose_domain(self.covar_module.base_kernel, *self._range).to(self._range[0])
+            self.covar_module.domain = self._suitable_domain().to(self._range[0])
+
+    def _suitable_domain(self) -> Domain:
+        assert self._range is not None
+        kernel = self.covar_module
+        most = kernel.num_basis if self._has_default_kernel and isinstance(kernel.index_set, FullTensor) else None
+        return _choose_domain(kernel.base_kernel, *self._range, most)
 
     def _needs_other_box(self) -> bool:
-        if self._range is None:
-            return False
-        needed = _choose_domain(self.covar_module.base_kernel, *self._range).half_width
+        needed = self._suitable_domain().half_width
         ratio = needed / self.covar_module.domain.half_width.to(needed)
         return bool((ratio.log().abs() > math.log(BOX_RATIO)).any())
 
@@ -241,11 +284,45 @@ def _expand(kernel: Kernel, lower: Tensor, upper: Tensor, num_functions: int | N
     return hilbert
 
 
-def _choose_domain(kernel: Kernel, lower: Tensor, upper: Tensor) -> Domain:
-    """The box for a kernel at its present parameters."""
+def _choose_domain(kernel: Kernel, lower: Tensor, upper: Tensor, num_basis: int | None = None) -> Domain:
+    """
+    The box for a kernel at its present parameters.
+
+    :param kernel: The kernel.
+    :param lower: Lower ends `(D,)`.
+    :param upper: Upper ends `(D,)`.
+    :param num_basis: Functions per dimension, for the default kernel with all products of them: where a batch holds
+        lengthscales so different that no box suits all, it suits the short ones.
+    """
     num_dims = len(lower)
-    tol = BOX_TOLERANCE if num_dims <= MAX_FULL_DIMS else CROSS_BOX_TOLERANCE * num_dims
-    return choose_domain(kernel, lower, upper, tol)
+    if num_dims > MAX_FULL_DIMS:
+        return choose_domain(kernel, lower, upper, CROSS_BOX_TOLERANCE * num_dims)
+    domain = choose_domain(kernel, lower, upper, BOX_TOLERANCE)
+    if num_basis is None or kernel.lengthscale.shape[:-1].numel() == 1:
+        return domain
+    shortest = kernel.lengthscale.detach().reshape(-1, num_dims).amin(0).to(domain.half_width)
+    image, highest = _quantiles(num_dims)
+    least = (upper - lower) / 2 + image * shortest
+    most = math.pi * num_basis * shortest / (2 * highest)
+    return Domain(domain.center, domain.half_width.minimum(least.maximum(most)))
+
+
+def _quantiles(num_dims: int) -> tuple[float, float]:
+    r"""
+    How a box must fit a lengthscale of an RBF kernel: the margin L - S, in lengthscales, where k(2 (L - S)) is what may
+    be missing, and the highest frequency, times the lengthscale, beyond which as much of the variance lies.
+    """
+    missing = MISSING / num_dims if num_dims <= MAX_FULL_DIMS else 2 * MISSING
+    beyond = math.sqrt(2) * float(torch.erfinv(torch.tensor(1 - missing, dtype=torch.float64)))
+    return math.sqrt(-2 * math.log(missing)) / 2, beyond
+
+
+def _represented_lengthscales(domain: Domain, half_range: Tensor, num_basis: int) -> tuple[Tensor, Tensor]:
+    """The shortest and longest lengthscales of an RBF kernel that box and basis represent, `(D,)`."""
+    num_dims = len(half_range)
+    _, half_width = domain.sides(num_dims)
+    image, highest = _quantiles(num_dims)
+    return 2 * highest * half_width / (math.pi * num_basis), (half_width - half_range) / image
 
 
 def _choose_functions(num_dims: int, num_functions: int) -> tuple[int, IndexSet]:

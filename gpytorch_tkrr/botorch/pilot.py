@@ -20,7 +20,9 @@ from torch import Tensor
 NUM_ROWS = 500
 
 
-def fit_pilot(x: Tensor, y: Tensor, mean: Mean, kernel: Kernel, likelihood: Likelihood, **settings: Any) -> None:
+def fit_pilot(
+    x: Tensor, y: Tensor, mean: Mean, kernel: Kernel, likelihood: Likelihood, options: dict[str, Any] | None = None
+) -> None:
     """
     Fit mean, kernel and likelihood, which are changed in place, to some of the rows, evenly spread.
 
@@ -31,7 +33,7 @@ def fit_pilot(x: Tensor, y: Tensor, mean: Mean, kernel: Kernel, likelihood: Like
     :param mean: The mean.
     :param kernel: The kernel.
     :param likelihood: The likelihood; one with a noise variance for each row is not changed.
-    :param settings: For `fit_gpytorch_mll`.
+    :param options: Of SciPy's L-BFGS-B.
     """
     num_rows = x.shape[-2]
     if num_rows > NUM_ROWS:
@@ -41,7 +43,7 @@ def fit_pilot(x: Tensor, y: Tensor, mean: Mean, kernel: Kernel, likelihood: Like
             likelihood = FixedNoiseGaussianLikelihood(likelihood.noise[..., rows])
     pilot = _Pilot(x, y, mean, kernel, likelihood)
     try:
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(likelihood, pilot), **settings)
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(likelihood, pilot), optimizer_kwargs={"options": options})
     except ModelFittingError:
         pass  # the fit to all rows says so, if it is as hard
 
