@@ -182,11 +182,30 @@ def scaling_table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def bayesopt_table(report: dict[str, Any]) -> str:
+    """
+    The tables of docs/workflow.md, from the JSON of ``python -m benchmarks bayesopt``: closed loops, and one step.
+    """
+    loops = [row for row in report["rows"] if row.get("median") is not None]
+    lines = ["| function | model | best value: median | quartiles | s per step |", "| --- | --- | ---: | ---: | ---: |"]
+    for row in loops:
+        quartiles = f"{row['lower_quartile']:.2f} to {row['upper_quartile']:.2f}"
+        lines.append(
+            f"| {row['problem']} | {row['model']} | {row['median']:.2f} | {quartiles} | {row['seconds_per_step']:.1f} |"
+        )
+    lines += ["", "| one step | observations | s | times faster |", "| --- | ---: | ---: | ---: |"]
+    for row in report["rows"]:
+        if row.get("rows") is not None:
+            lines.append(f"| {row['model']} | {row['rows']} | {row['seconds_per_step']:.1f} | {row['speedup']:.0f} |")
+    return "\n".join(lines)
+
+
 #: Tables that pages hold between ``<!-- table: NAME -->`` and ``<!-- end -->``: the benchmark's name -> page and maker.
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "compare": ("README.md", comparison_table),
     "calibration": ("README.md", calibration_table),
     "weak_scaling": ("docs/scaling.md", scaling_table),
+    "bayesopt": ("docs/workflow.md", bayesopt_table),
 }
 
 

@@ -193,6 +193,11 @@ def fit_gibbs(
         )
     earlier = model.posterior if num_warmup == 0 and model.is_fitted and not model.is_stale else None
     if isinstance(earlier, DrawsPosterior):
+        if not earlier.resume:
+            raise InputError(
+                "The model's draws come from chains side by side, which cannot be continued. Start anew, with "
+                "num_warmup > 0."
+            )
         num_chains = len(earlier.resume["chains"])
     processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
     training = model.training_data(data, processes)

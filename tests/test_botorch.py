@@ -23,7 +23,7 @@ from botorch.acquisition.thompson_sampling import PathwiseThompsonSampling
 from botorch.exceptions import UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP, SingleTaskGP
-from botorch.models.transforms import Normalize
+from botorch.models.transforms import Log, Normalize
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.sampling.pathwise import draw_matheron_paths, get_matheron_path_model
@@ -572,6 +572,86 @@ def test_cp_errors():
         TKRRModel(x, y).set_train_data(x[:3])
 
 
+# TKRRModel with few observations: chains side by side
+
+
+def branch(x):
+    return torch.sin(4 * x[..., :1]) * x[..., 1:2] + x[..., 2:3].square()
+
+
+def test_default_kernel_is_that_of_botorch():
+    x, y = torch.rand(9, 4, dtype=torch.float64), torch.rand(9, 1, dtype=torch.float64)
+    theirs = SingleTaskGP(x, y).covar_module
+    ours = TKRRModel(x, y).models[0].covar_module
+    assert torch.allclose(ours.lengthscale, theirs.lengthscale)
+    assert torch.allclose(
+        ours.lengthscale_prior.log_prob(theirs.lengthscale), theirs.lengthscale_prior.log_prob(theirs.lengthscale)
+    )
+    bounds = torch.tensor([[0.0, -50.0, 0.0, 0.0], [1.0, 50.0, 1.0, 0.1]], dtype=torch.float64)
+    x = bounds[0] + (bounds[1] - bounds[0]) * x
+    scaled = TKRRModel(x, y, bounds=bounds, outcome_transform=None).models[0].covar_module
+    unit = torch.tensor([1.0, 100.0, 1.0, 0.1], dtype=torch.float64)
+    assert torch.allclose(scaled.lengthscale, unit * theirs.lengthscale)
+
+
+@pytest.mark.parametrize("num_dims", [3, 8])
+def test_few_observations_agree_with_the_exact_process(num_dims):
+    torch.manual_seed(0)
+    x, test_x = torch.rand(30, num_dims, dtype=torch.float64), torch.rand(200, num_dims, dtype=torch.float64)
+    model, exact = fit(TKRRModel(x, branch(x))), fit(SingleTaskGP(x, branch(x)))
+    ours, theirs = model.posterior(test_x), exact.posterior(test_x)
+    scale = branch(x).std()
+    assert (ours.mean - theirs.mean).square().mean().sqrt() < 0.1 * scale
+    ratio = (ours.variance / theirs.variance).sqrt()
+    assert 0.6 < ratio.median() < 2.0  # chains this short are a little wide
+    assert (model.posterior(x).mean - branch(x)).abs().max() < 0.1 * scale
+    assert model.posterior(x).variance.max() < 0.1 * ours.variance.mean() + 0.01 * scale**2
+
+
+def test_few_observations_with_known_noise():
+    torch.manual_seed(0)
+    x = torch.rand(24, 3, dtype=torch.float64)
+    y = branch(x)
+    y[0] += 3.0
+    yvar = torch.full_like(y, 1e-4)
+    yvar[0] = 100.0  # says nothing
+    model = fit(TKRRModel(x, y, yvar))
+    error = (model.posterior(x).mean - branch(x)).abs()
+    assert error[1:].max() < 0.1 and error[0] < 0.5
+
+
+def test_few_observations_of_two_outcomes_follow_the_seed():
+    x, y = unit_data(num_outputs=2)
+    means = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        means.append(fit(TKRRModel(x, y)).posterior(x).mean)
+    assert torch.equal(means[0], means[1]) and not torch.equal(means[0], means[2])
+    assert (means[0] - y).abs().max() < 0.1
+
+
+def test_many_observations_are_sampled_with_their_hyperparameters():
+    x, y = unit_data(151)
+    posterior = fit(TKRRModel(x, y)).models[0].posterior
+    assert posterior.rank == 16 and posterior.hyperparameters
+    few = fit(TKRRModel(x[:150], y[:150]))
+    assert few.models[0].posterior.num_draws >= 512 and not few.models[0].posterior.hyperparameters
+    with pytest.raises(tkrr.InputError, match="cannot be continued"):
+        fit(few, optimizer_kwargs={"num_warmup": 0, "num_draws": 4})
+
+
+@KINDS
+@UNSCALED
+def test_logarithm_of_the_outcome(kind):
+    x, y = unit_data()
+    y = y.exp()
+    model = fit({"hilbert": HilbertGPModel, "cp": TKRRModel}[kind](x, y, outcome_transform=Log()))
+    posterior = model.posterior(x)
+    assert torch.allclose(posterior.mean, y, rtol=0.1)
+    samples = posterior.rsample(torch.Size([16]))
+    assert samples.shape == (16, 25, 1) and (samples > 0).all()
+
+
 # Closed loops
 
 
@@ -589,7 +669,7 @@ def test_closed_loop(problem, kind):
     y = evaluate(x)
     unit = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, problem.dim)
     for _ in range(3):
-        model = fit_cp(x, y) if kind == "cp" else fit(HilbertGPModel(x, y))
+        model = fit(TKRRModel(x, y) if kind == "cp" else HilbertGPModel(x, y))
         acquisition = LogExpectedImprovement(model, best_f=y.max())
         candidate, value = optimize_acqf(
             acquisition, unit, q=1, num_restarts=2, raw_samples=32, options={"maxiter": 15}

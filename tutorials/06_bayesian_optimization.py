@@ -102,8 +102,7 @@ def closed_loop(problem, model_class, seed, num_evaluations, num_initial=12):
     y = evaluate(problem, x)
     bounds = torch.tensor([[0.0], [1.0]]).expand(2, problem.dim)
     while len(x) < num_evaluations:
-        settings = {"num_warmup": 4, "num_draws": 4} if FAST and model_class is tkrr.botorch.TKRRModel else None
-        model = fit(model_class, x, y, optimizer_kwargs=settings)
+        model = fit(model_class, x, y)
         candidate, _ = optimize_acqf(
             LogExpectedImprovement(model, best_f=y.max()),
             bounds,
@@ -177,6 +176,6 @@ for model_class in (SingleTaskGP, tkrr.botorch.HilbertGPModel):
 # **What to remember**
 #
 # - Swap the class of the model; the loop stays. Give `bounds` unless the search space is the unit cube.
-# - Up to six inputs `HilbertGPModel`, beyond `TKRRModel`. With a few dozen observations `SingleTaskGP` is hard to beat
-#   and costs little; with thousands there is no choice.
+# - Up to six inputs `HilbertGPModel`, beyond `TKRRModel`. With a few dozen observations all of them find about the same
+#   and `SingleTaskGP` costs least; with thousands there is no choice.
 # - `draw_matheron_paths` gives whole functions of both.
