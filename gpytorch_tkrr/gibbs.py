@@ -24,7 +24,7 @@ from .errors import ConstraintWarning, ConvergenceWarning, InputError
 from .hyperparameters import Hyperparameters
 from .inference_data import draws_to_arviz
 from .laplace import LaplacePosterior
-from .modes import sines_needed
+from .modes import num_basis_needed
 from .parallel import as_processes
 from .probit import as_signs
 from .progress import progress_bar
@@ -391,7 +391,7 @@ class _Fit:
         assert model.covar_module is not None and model.domain is not None
         limits = model.max_num_basis or [MAX_NUM_BASIS] * self.num_dims
         most = [min(limit, MAX_NUM_BASIS) for limit in limits]
-        needed = sines_needed(model.covar_module, model.domain, most, TAIL)
+        needed = num_basis_needed(model.covar_module, model.domain, most, TAIL)
         model.num_basis = tuple(
             min(max(math.ceil(1.25 * num), MIN_NUM_BASIS), limit) for num, limit in zip(needed, most, strict=True)
         )

@@ -250,18 +250,13 @@ class Mode:
         """
         return self.basis(x).square() @ self.variances()
 
-    def num_sines_for(self, tail: float) -> int:
+    def num_basis_for(self, tail: float) -> int:
         """
-        How many of its sines a mode needs at the present hyperparameters.
+        How many sines, or functions of a period, a mode needs at the present hyperparameters.
 
-        :param tail: The fraction of the prior variance of all its sines that may be left out.
+        :param tail: The fraction of a term's prior variance that may be left out.
         """
-        term = self.terms[-1]
-        if not isinstance(term.basis, SineBasis):
-            return 1
-        variances = term.variances()
-        left_out = variances.sum() - variances.cumsum(0)
-        return int((left_out > tail * variances.sum()).sum()) + 1
+        return max(_num_needed(term.variances(), tail) for term in self.terms)
 
     def spectral_terms(self) -> list[SpectralTerm]:
         """The stationary summands, without their scales."""
@@ -276,6 +271,12 @@ class Mode:
             elif isinstance(term, MergedTerm):
                 stack.extend(term.terms)
         return found
+
+
+def _num_needed(variances: Tensor, tail: float) -> int:
+    """How many of the first functions carry all but a fraction of the variance."""
+    left_out = variances.sum() - variances.cumsum(0)
+    return int((left_out > tail * variances.sum()).sum()) + 1
 
 
 @dataclass
@@ -332,16 +333,16 @@ def separate(kernel: Kernel, domain: Domain, num_basis: int | Sequence[int], num
     return SeparableKernel(modes, scales, splitter.radial)
 
 
-def sines_needed(kernel: Kernel, domain: Domain, most: Sequence[int], tail: float) -> list[int]:
+def num_basis_needed(kernel: Kernel, domain: Domain, most: Sequence[int], tail: float) -> list[int]:
     """
-    How many sines each mode needs at the present hyperparameters.
+    How many functions each mode needs at the present hyperparameters.
 
     :param kernel: The kernel.
     :param domain: The box.
     :param most: No more than these.
-    :param tail: The fraction of the prior variance of all sines of a mode that may be left out.
+    :param tail: The fraction of the prior variance of a mode that may be left out.
     """
-    return [mode.num_sines_for(tail) for mode in separate(kernel, domain, most, len(most)).modes]
+    return [mode.num_basis_for(tail) for mode in separate(kernel, domain, most, len(most)).modes]
 
 
 def count_per_dimension(num_basis: int | Sequence[int], num_dims: int) -> list[int]:

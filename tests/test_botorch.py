@@ -192,6 +192,25 @@ def test_given_kernels():
     assert HilbertGPModel(x, y, covar_module=own).covar_module is own
 
 
+def test_lengthscales_of_a_given_kernel_do_not_outgrow_the_box():
+    """Without priors the likelihood of a smooth function asks for ever longer lengthscales and larger variances."""
+    x, _ = unit_data()
+    y = torch.sin(3 * x[:, :1])
+    matern = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=2.5, ard_num_dims=2))
+    model = fit(HilbertGPModel(x, y, covar_module=matern))
+    assert model.covar_module.approximation_error(x) < 0.05
+    test_x = torch.rand(50, 2, dtype=torch.float64)
+    assert (model.posterior(test_x).mean - torch.sin(3 * test_x[:, :1])).abs().max() < 0.02
+    assert model.posterior(test_x).variance.max() < 0.01
+
+
+def test_lengthscale_too_short_for_the_functions():
+    x = torch.linspace(0, 1, 40, dtype=torch.float64).unsqueeze(-1)
+    y = torch.sin(15 * x)
+    with pytest.warns(tkrr.ApproximationWarning, match="Raise num_functions"):
+        fit(HilbertGPModel(x, y, num_functions=5))
+
+
 def test_batch_of_models():
     x = torch.rand(3, 20, 2, dtype=torch.float64)
     y = surface(x)

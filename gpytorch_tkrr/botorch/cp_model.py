@@ -36,7 +36,7 @@ from ..ensemble import DrawsPosterior
 from ..errors import ConvergenceWarning, InputError, NotFittedError
 from ..gibbs import fit_gibbs
 from ..model import TKRR, choose_box
-from ..modes import sines_needed
+from ..modes import num_basis_needed
 from ..posterior import Posterior
 from ..prediction import WeightPosterior
 from .box import input_range
@@ -246,7 +246,7 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         model.domain = choose_box(kernel, *self._range, image, room=0.0)
         if model.adapts_num_basis:
             most = [MAX_NUM_BASIS] * x.shape[-1]
-            model.num_basis = tuple(max(num, 2) for num in sines_needed(kernel, model.domain, most, TAIL))
+            model.num_basis = tuple(max(num, 2) for num in num_basis_needed(kernel, model.domain, most, TAIL))
 
     def set_train_data(self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True) -> None:
         """

@@ -61,6 +61,9 @@ CROSS_ACCEPTED_ERROR = 1 - 1e-6
 MAX_ROUNDS = 3
 BOX_RATIO = 1.1
 
+#: By how much lengthscales may change, in one direction at least, before there is a new box.
+MAX_GROWTH = 1.3
+
 
 class HilbertGPModel(SingleTaskGP):
     r"""
@@ -175,15 +178,10 @@ class HilbertGPModel(SingleTaskGP):
         return mll
 
     def _fit_within_box(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
-        """BoTorch's own fit; the default kernel's lengthscales are kept where the box represents them."""
-        if self._has_default_kernel and kwargs.get("optimizer") in (None, *BOUNDED_OPTIMIZERS):
-            assert self._range is not None
-            kernel = self.covar_module
-            half_range = (self._range[1] - self._range[0]) / 2
-            limits = _represented_lengthscales(kernel.domain, half_range, kernel.num_basis)
-            name = next(name for name, value in mll.named_parameters() if value is kernel.base_kernel.raw_lengthscale)
+        """BoTorch's own fit, with lengthscales kept where the box represents them."""
+        if self._range is not None and kwargs.get("optimizer") in (None, *BOUNDED_OPTIMIZERS):
             settings = dict(kwargs.get("optimizer_kwargs") or {})
-            settings["bounds"] = {name: limits, **(settings.get("bounds") or {})}
+            settings["bounds"] = {**self._bounds(mll), **(settings.get("bounds") or {})}
             kwargs["optimizer_kwargs"] = settings
         self._is_within_box = True
         try:
@@ -191,15 +189,39 @@ class HilbertGPModel(SingleTaskGP):
         finally:
             self._is_within_box = False
 
+    def _bounds(self, mll: MarginalLogLikelihood) -> dict[str, tuple[Tensor | None, Tensor]]:
+        """Bounds of raw lengthscales by name, each `(D,)`."""
+        assert self._range is not None
+        kernel = self.covar_module
+        names = {value: name for name, value in mll.named_parameters()}
+        if self._has_default_kernel:
+            half_range = (self._range[1] - self._range[0]) / 2
+            limits = _represented_lengthscales(kernel.domain, half_range, kernel.num_basis)
+            return {names[kernel.base_kernel.raw_lengthscale]: limits}
+        bounds: dict[str, tuple[Tensor | None, Tensor]] = {}
+        for leaf in kernel.base_kernel.modules():
+            if isinstance(leaf, Kernel) and leaf.has_lengthscale:
+                longest = leaf.lengthscale.detach().reshape(-1, leaf.lengthscale.shape[-1]).amax(0)
+                raw = leaf.raw_lengthscale_constraint.inverse_transform(MAX_GROWTH * longest)
+                bounds[names[leaf.raw_lengthscale]] = (None, raw.flatten())
+        return bounds
+
     def _check_box(self, x: Tensor) -> None:
-        """Say so if too few functions are left for the lengthscales that were found."""
-        if not isinstance(self.covar_module.index_set, FullTensor):
+        """Say so if the lengthscales that were found, or that the data ask for, are too short for the functions."""
+        kernel = self.covar_module
+        if not isinstance(kernel.index_set, FullTensor):
             return
-        error = self.covar_module.approximation_error(x.reshape(-1, x.shape[-1]))
-        if error > MAX_MISSING:
+        if self._has_default_kernel:
+            assert self._range is not None
+            half_range = (self._range[1] - self._range[0]) / 2
+            shortest, _ = _represented_lengthscales(kernel.domain, half_range, kernel.num_basis)
+            too_few = bool((kernel.base_kernel.lengthscale.detach().double() <= 1.01 * shortest).any())
+        else:
+            too_few = kernel.approximation_error(x.reshape(-1, x.shape[-1])) > MAX_MISSING
+        if too_few:
             warnings.warn(
-                f"The kernel with the lengthscales that were found is represented with an error of {error:.0%}: they "
-                f"are too short for {self._num_functions} functions. Raise num_functions.",
+                f"{self._num_functions} functions are too few for the lengthscales that the data ask for. Raise "
+                "num_functions, or use TKRRModel.",
                 ApproximationWarning,
                 stacklevel=4,
             )
@@ -303,7 +325,7 @@ def _choose_domain(kernel: Kernel, lower: Tensor, upper: Tensor, num_basis: int 
     shortest = kernel.lengthscale.detach().reshape(-1, num_dims).amin(0).to(domain.half_width)
     image, highest = _quantiles(num_dims)
     least = (upper - lower) / 2 + image * shortest
-    most = math.pi * num_basis * shortest / (2 * highest)
+    most = math.pi * num_basis * shortest / (2 * highest * MAX_GROWTH)  # room for it to get shorter
     return Domain(domain.center, domain.half_width.minimum(least.maximum(most)))
 
 
@@ -322,7 +344,8 @@ def _represented_lengthscales(domain: Domain, half_range: Tensor, num_basis: int
     num_dims = len(half_range)
     _, half_width = domain.sides(num_dims)
     image, highest = _quantiles(num_dims)
-    return 2 * highest * half_width / (math.pi * num_basis), (half_width - half_range) / image
+    shortest = 2 * highest * half_width / (math.pi * num_basis)
+    return shortest, torch.maximum((half_width - half_range) / image, MAX_GROWTH * shortest)
 
 
 def _choose_functions(num_dims: int, num_functions: int) -> tuple[int, IndexSet]:
