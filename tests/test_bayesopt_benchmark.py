@@ -1,0 +1,64 @@
+"""``python -m benchmarks bayesopt`` at toy size."""
+
+import argparse
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+pytest.importorskip("botorch")
+
+from benchmarks import bayesopt
+from benchmarks.harness import Report
+
+
+def test_rows_and_quartiles():
+    args = argparse.Namespace(seeds=1, initial=4, evaluations=5, workers=1, rows=60, exact_rows=40)
+    report = bayesopt.run(args)
+    assert not [note for note in report.notes if note.startswith("FAILED")]
+    loops = {(row["problem"], row["model"]): row for row in report.rows if "median" in row}
+    assert set(loops) == {(problem, name) for problem, names in bayesopt.LOOPS.items() for name in names}
+    for row in loops.values():
+        values = [float(value) for value in row["seeds"].split()]
+        assert len(values) == 1 and row["lower_quartile"] <= row["median"] <= row["upper_quartile"]
+        assert min(values) - 1e-2 <= row["median"] <= max(values) + 1e-2
+    steps = {row["model"]: row for row in report.rows if "speedup" in row}
+    assert steps["SingleTaskGP"]["rows"] == 40 and steps["TKRRModel"]["rows"] == 60
+    assert steps["SingleTaskGP"]["speedup"] == 1
+
+
+def test_reaches_compares_the_median_with_the_lower_quartile(monkeypatch):
+    best = {
+        "SingleTaskGP": [1.0, 2.0, 3.0, 4.0, 5.0],
+        "HilbertGPModel": [0, 0, 1.9, 9, 9],
+        "TKRRModel": [0, 0, 2, 9, 9],
+    }
+
+    class Pool:
+        def __init__(self, *args, **kwargs):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *args):
+            pass
+
+        def submit(self, function, problem, name, seed, *args):
+            job = Future()
+            job.set_result((float(best[name][seed]), 1.0))
+            return job
+
+    monkeypatch.setattr(bayesopt, "ProcessPoolExecutor", Pool)
+    report = Report("bayesopt", "")
+    bayesopt._run_loops(report, argparse.Namespace(seeds=5, initial=4, evaluations=5, workers=1))
+    reaches = {row["model"]: row["reaches"] for row in report.rows if row["problem"] == "hartmann6"}
+    assert reaches == {"SingleTaskGP": True, "HilbertGPModel": False, "TKRRModel": True}
+
+
+def test_loops_of_a_seed_start_alike():
+    loops = [
+        bayesopt.closed_loop("hartmann6", bayesopt.MODELS[name], 3, 4, 5) for name in ("SingleTaskGP", "TKRRModel")
+    ]
+    assert loops[0][:4] == loops[1][:4] and all(len(loop) == 5 for loop in loops)
+    assert all(torch.tensor(loop).diff().min() >= 0 for loop in loops)
