@@ -19,9 +19,10 @@ A visit of mode d, given everything else, sees targets with the covariance
 
 .. math:: S = \Bigl(\sum_{r \in A} p_r p_r^\top\Bigr) \circ \frac{1}{q_d} \Phi_d V_d \Phi_d^\top + \text{diag}(s^2),
 
-where A are the components that use the other functions of this mode and :math:`p_r` are the products of all other
-factors at the rows. It proposes to let one component per chain enter or leave A (Metropolis, with the weights
-integrated out), then draws the weights by conditioning a draw from the prior (Matheron's rule).
+where A are the components that use the other functions of this mode, which alone stand in
+:math:`\Phi_d V_d \Phi_d^\top`, and :math:`p_r` are the products of all other factors at the rows. It proposes to let
+one component per chain enter or leave A (Metropolis, with the weights integrated out), then draws the weights by
+conditioning a draw from the prior (Matheron's rule).
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class SparseComponents:
 
     :param features: The functions of each mode at the rows, D tensors `(N, M_d)`, float64.
     :param variances: Their prior variances, D tensors `(M_d,)`.
-    :param shares: :math:`q_d`, between 0 and 1: how probable it is that a component uses more than the first function.
+    :param shares: :math:`q_d`, at least 0 and below 1: how probable it is that a component uses the functions beyond
+        the first.
     :param outputscale: :math:`\\sigma^2`.
     :param rank: R.
     :param num_chains: C.

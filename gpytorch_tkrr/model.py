@@ -134,6 +134,7 @@ class TKRR(GP):
         self._warned_out_of_domain = False
         self._posterior: Any = None
         self._penalty: Penalty = FrobeniusPenalty()
+        self.register_load_state_dict_post_hook(_renew_bases)
         if train_x is not None and train_y is not None:
             self.train_inputs, self.train_targets = _checked(train_x, train_y)
             self._choose(TrainingData(self._source(), targets=self._label_map()))
@@ -388,7 +389,7 @@ class TKRR(GP):
         """
         self._posterior = posterior
         self._penalty = penalty if penalty is not None else self._penalty
-        self._posterior.bases = [mode.basis for mode in self.separate().modes]
+        _renew_bases(self)
         self.is_stale = False
 
     @property
@@ -592,6 +593,12 @@ class TKRR(GP):
         return self
 
 
+def _renew_bases(model: TKRR, *ignore: Any) -> None:
+    """Give the posterior the functions of the present box; also after a state has been loaded, box and all."""
+    if model._posterior is not None:
+        model._posterior.bases = [mode.basis for mode in model.separate().modes]
+
+
 def _checked(x: Tensor, y: Tensor) -> tuple[tuple[Tensor], Tensor]:
     as_inputs(x)
     if not x.is_floating_point():
@@ -616,13 +623,13 @@ def _represented(mode: Mode, x: Tensor) -> Tensor:
 def choose_box(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float, *, room: float = 1.0) -> Domain:
     r"""
     The box: the range of the data plus a margin that makes the sines' images small at the edge of the data,
-    :math:`|k_d(2 (L - S))| \le` tol, and that leaves room for lengthscales to be learned.
+    :math:`|k_d(2 (L - S))| \le` tol.
 
     :param kernel: A separable kernel, at its present hyperparameters.
     :param lower: Smallest inputs `(D,)`.
     :param upper: Largest inputs `(D,)`.
     :param tol: What a single image may be, relative to the variance.
-    :param room: The smallest margin, in units of half the range.
+    :param room: The smallest margin, in units of half the range, for lengthscales that are yet to be learned.
     """
     half_range = (upper - lower) / 2
     unit = torch.where(half_range > 0, half_range, torch.ones_like(half_range))

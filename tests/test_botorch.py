@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from functools import lru_cache
 
 import gpytorch
@@ -24,10 +25,14 @@ from botorch.exceptions import UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.transforms import Log, Normalize
+from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 from botorch.optim import optimize_acqf
+from botorch.optim.closures import get_loss_closure_with_grads
+from botorch.optim.fit import fit_gpytorch_mll_torch
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.sampling.pathwise import draw_matheron_paths, get_matheron_path_model
 from botorch.test_functions import Ackley, Hartmann
+from gpytorch.constraints import Interval
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 
 import gpytorch_tkrr as tkrr
@@ -589,6 +594,100 @@ def test_cp_errors():
         TKRRModel(x, y, kernel=[tkrr.anova_kernel(2), tkrr.anova_kernel(2)])
     with pytest.raises(RuntimeError, match="expected shape"):
         TKRRModel(x, y).set_train_data(x[:3])
+
+
+# What a review found
+
+
+@KINDS
+@pytest.mark.filterwarnings("ignore::botorch.exceptions.warnings.InputDataWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fitted_state_goes_into_a_fresh_model(kind, dtype):
+    x, y = unit_data(dtype=dtype)
+    cls = {"hilbert": HilbertGPModel, "cp": TKRRModel}[kind]
+    model, fresh = fit(cls(x, y)), cls(x, y)
+    fresh.load_state_dict(model.state_dict())
+    assert torch.allclose(fresh.posterior(x).mean, model.posterior(x).mean, atol=1e-5)
+    assert torch.allclose(fresh.posterior(x).variance, model.posterior(x).variance, atol=1e-5)
+
+
+def test_state_of_a_periodic_kernel():
+    x, y = unit_data()
+    periodic = gpytorch.kernels.PeriodicKernel(active_dims=(0,))
+    make = lambda: gpytorch.kernels.ProductKernel(  # noqa: E731
+        gpytorch.kernels.PeriodicKernel(active_dims=(0,)), gpytorch.kernels.RBFKernel(active_dims=(1,))
+    )
+    model, fresh = TKRRModel(x, y, kernel=make()), TKRRModel(x, y, kernel=make())
+    model.models[0].covar_module.kernels[0].period_length = 1.7
+    fit(model, optimizer=tkrr.fit_als, optimizer_kwargs={"max_sweeps": 2, "seed": 0})
+    fresh.load_state_dict(model.state_dict())
+    assert periodic.period_length != model.models[0].covar_module.kernels[0].period_length
+    assert torch.allclose(fresh.posterior(x).mean, model.posterior(x).mean)
+
+
+@KINDS
+@UNSCALED
+def test_bounds_with_a_transform_that_learns_its_range(kind):
+    x, y = unit_data()
+    bounds = torch.tensor([[-5.0, 0.0], [10.0, 15.0]], dtype=torch.float64)
+    cls = {"hilbert": HilbertGPModel, "cp": TKRRModel}[kind]
+    transform = Normalize(d=2)
+    model = cls(3 * x + 1, y, input_transform=transform, bounds=bounds)
+    assert transform.training
+    ends = transform.eval()(bounds)
+    domain = model.covar_module.domain if kind == "hilbert" else model.models[0].domain
+    assert domain.contains(ends).all()
+
+
+@pytest.mark.parametrize("use_rbf", [True, False])
+def test_lengthscales_respect_their_constraints(use_rbf):
+    x = torch.rand(30, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    y = torch.randn(30, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    given = None if use_rbf else get_covar_module_with_dim_scaled_prior(ard_num_dims=1, use_rbf_kernel=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the functions may be too few
+        model = fit(HilbertGPModel(x, y, torch.full_like(y, 1e-6), covar_module=given))
+        assert model.covar_module.base_kernel.lengthscale.item() >= 0.025 - 1e-9
+        interval = gpytorch.kernels.RBFKernel(lengthscale_constraint=Interval(0.05, 0.5))
+        model = fit(HilbertGPModel(x, 4 * x, covar_module=interval))
+    assert 0.05 <= model.covar_module.base_kernel.lengthscale.item() <= 0.5
+
+
+def test_several_outcomes_with_a_closure():
+    x, y = unit_data(num_outputs=2)
+    model = HilbertGPModel(x, y, num_functions=100)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    closure = get_loss_closure_with_grads(mll, parameters=dict(mll.named_parameters()))
+    fit_gpytorch_mll(mll, closure=closure)
+    assert (model.posterior(x).mean - y).abs().max() < 0.1
+
+
+@KINDS
+@UNSCALED
+def test_new_data_in_a_wider_range(kind):
+    x, y = unit_data()
+    model = {"hilbert": HilbertGPModel, "cp": TKRRModel}[kind](x, y)
+    wide = 3 * x - 1
+    model.set_train_data(wide, torch.sin(2 * wide[:, 0]), strict=False)
+    fit(model)
+    domain = model.covar_module.domain if kind == "hilbert" else model.models[0].domain
+    assert domain.contains(wide).all()
+    mean = model.outcome_transform.untransform(torch.sin(2 * wide[:, :1]))[0]
+    assert (model.posterior(wide).mean - mean).abs().max() < 0.1
+
+
+def test_cp_fits_say_what_they_do_not_take():
+    x, y = unit_data()
+    model = TKRRModel(x, y, torch.full_like(y, 1e-3))
+    with pytest.raises(UnsupportedError, match="not by gradients"):
+        fit(model, optimizer=fit_gpytorch_mll_torch)
+    with pytest.raises(UnsupportedError, match="fit_gibbs takes no maxiter"):
+        fit(model, optimizer_kwargs={"maxiter": 3})
+    with pytest.raises(UnsupportedError, match="belong to the old rows"):
+        model.set_train_data(x[:5], model.train_targets[:5], strict=False)
+    draws = [fit(model, optimizer_kwargs={"seed": 3, "options": {"maxiter": 3}}).posterior(x).mean for _ in range(2)]
+    assert model.models[0].posterior.num_draws >= 512  # a seed alone does not change the way it is fitted
+    assert torch.allclose(*draws, atol=0.05)
 
 
 # TKRRModel with few observations: chains side by side

@@ -28,12 +28,25 @@ def input_range(
     else:
         ends = torch.as_tensor(bounds).to(x)
         if input_transform is not None:
-            ends = input_transform(ends)
+            mode = input_transform.training
+            ends = input_transform.eval()(ends)  # while it is trained, a transform may learn from what it sees
+            input_transform.train(mode)
         if ends.shape != (2, x.shape[-1]):
             raise DomainError(
                 f"bounds must have shape (2, {x.shape[-1]}), lower ends over upper ends, as in optimize_acqf; got "
                 f"{tuple(ends.shape)}."
             )
         ends = ends.double()
-    points = torch.cat([rows, ends])
-    return points.amin(0), points.amax(0)
+    return join_range((ends.amin(0), ends.amax(0)), rows)
+
+
+@torch.no_grad()
+def join_range(ends: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """
+    A range that holds inputs, too.
+
+    :param ends: Lower and upper ends `(D,)`.
+    :param x: Inputs `(..., N, D)`.
+    """
+    rows = x.double().reshape(-1, x.shape[-1])
+    return ends[0].minimum(rows.amin(0)), ends[1].maximum(rows.amax(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -19,6 +20,7 @@ from botorch.models.utils.gpytorch_modules import (
     get_covar_module_with_dim_scaled_prior,
     get_gaussian_likelihood_with_lognormal_prior,
 )
+from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.constraints import GreaterThan
 from gpytorch.distributions import MultivariateNormal
@@ -31,6 +33,7 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator, LowRankRootLinearOperator
 from torch import Tensor, nn
 
+from ..als import fit_als
 from ..chains import SparseComponents
 from ..ensemble import DrawsPosterior
 from ..errors import ConvergenceWarning, InputError, NotFittedError
@@ -39,7 +42,7 @@ from ..model import TKRR, choose_box
 from ..modes import num_basis_needed
 from ..posterior import Posterior
 from ..prediction import WeightPosterior
-from .box import input_range
+from .box import input_range, join_range
 from .outcomes import choose_outcomes, join_outcomes
 from .pilot import fit_pilot
 
@@ -62,6 +65,9 @@ MANY_ROWS_SETTINGS = {"num_chains": 1, "num_warmup": 20, "num_draws": 20}
 #: the box only has to suit the lengthscales as they are.
 FEW_ROWS_IMAGE = 0.025
 MANY_ROWS_IMAGE = 0.001
+
+#: However little of a mode's variance is in its first function, some components use only that.
+MAX_SHARE = 0.99
 
 #: BoTorch's lower bound of lengthscales on the unit cube.
 MIN_LENGTHSCALE = 0.025
@@ -152,8 +158,9 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         kernels = list(kernel) if isinstance(kernel, Sequence) else [copy.deepcopy(kernel) for _ in range(num_outputs)]
         if len(kernels) != num_outputs:
             raise InputError(f"Give one kernel, or one for each of the {num_outputs} outcomes; got {len(kernels)}.")
+        self._has_default_rank = rank is None
         if rank is None:
-            rank = FEW_ROWS_RANK if len(x) <= FEW_ROWS else MANY_ROWS_RANK
+            rank = _default_rank(len(x))
         self.models = nn.ModuleList()
         for i, each in enumerate(kernels):
             likelihood = _make_likelihood(None if train_Yvar is None else train_Yvar[:, i])
@@ -206,44 +213,52 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         :param mll: The marginal log likelihood that holds this model.
         :param optimizer: :func:`~gpytorch_tkrr.fit_gibbs` or :func:`~gpytorch_tkrr.fit_als`; by default chains side by
             side for few observations, and `fit_gibbs` for many or where there are `optimizer_kwargs`.
-        :param optimizer_kwargs: Their arguments. Without a seed, one is drawn from torch's generator.
+        :param optimizer_kwargs: Their arguments. Without a `seed`, one is drawn from torch's generator. `options` are
+            those of SciPy's L-BFGS-B, for the exact Gaussian process.
         :param closure: Not supported: there is no loss whose gradient is followed.
         :param closure_kwargs: Not supported.
         """
         if closure is not None or closure_kwargs is not None:
             raise UnsupportedError("TKRRModel is fitted by optimizer=fit_gibbs or fit_als, which take no closure.")
         settings = dict(optimizer_kwargs or {})
-        is_few = optimizer is None and not settings and self.train_targets.shape[-1] <= FEW_ROWS
-        if optimizer in (None, fit_gibbs) and not settings:
+        seed, options = settings.pop("seed", None), settings.pop("options", None)
+        _check_fit(optimizer, settings)
+        num_rows = self.train_targets.shape[-1]
+        is_few = optimizer is None and not settings and num_rows <= FEW_ROWS
+        is_short = optimizer in (None, fit_gibbs) and not settings
+        if is_short:
             settings = dict(MANY_ROWS_SETTINGS)
-        seed = settings.pop("seed", None)
         mll.train()
         with torch.no_grad():
             x = self.transform_inputs(self.train_inputs[0])
+        self._range = join_range(self._range, x)
         for i, y in enumerate(self.train_targets.reshape(self.num_outputs, -1)):
             model, yvar = self.model(i), None if self._yvar is None else self._yvar[:, i]
             chosen = int(torch.randint(2**31, ())) if seed is None else seed
             if settings.get("num_warmup") != 0 or not model.is_fitted:  # else the draws are to be continued
-                self._fit_pilot(model, x, y, yvar, FEW_ROWS_IMAGE if is_few else MANY_ROWS_IMAGE)
+                model.rank = _default_rank(num_rows) if self._has_default_rank else model.rank
+                self._fit_pilot(model, x, y, yvar, FEW_ROWS_IMAGE if is_few else MANY_ROWS_IMAGE, options)
             if is_few:
                 _sample_side_by_side(model, x, y, model.noise() if yvar is None else yvar, self._range, chosen)
                 continue
             data = (x, y) if yvar is None else (x, y, model.noise().detach().to(x) / yvar)
             with warnings.catch_warnings():
-                if not optimizer_kwargs:  # a short chain is meant to disagree with itself
+                if is_short:  # such a chain is meant to disagree with itself
                     warnings.simplefilter("ignore", ConvergenceWarning)
                 (optimizer or fit_gibbs)(model, data=data, **settings, seed=chosen)
         self._updates = [None] * self.num_outputs
         self._share_noise()
         return mll.eval()
 
-    def _fit_pilot(self, model: TKRR, x: Tensor, y: Tensor, yvar: Tensor | None, image: float) -> None:
+    def _fit_pilot(
+        self, model: TKRR, x: Tensor, y: Tensor, yvar: Tensor | None, image: float, options: dict[str, Any] | None
+    ) -> None:
         """Hyperparameters of an exact Gaussian process, and a box and a basis that suit them."""
         likelihood = model.likelihood if yvar is None else FixedNoiseGaussianLikelihood(yvar)
         kernel = model.covar_module
         assert kernel is not None
-        fit_pilot(x, y, model.mean_module, kernel, likelihood)
-        model.domain = choose_box(kernel, *self._range, image, room=0.0)
+        fit_pilot(x, y, model.mean_module, kernel, likelihood, options)
+        model.domain = choose_box(kernel, *self._range, image, room=0.0).to(x)
         if model.adapts_num_basis:
             most = [MAX_NUM_BASIS] * x.shape[-1]
             model.num_basis = tuple(max(num, 2) for num in num_basis_needed(kernel, model.domain, most, TAIL))
@@ -256,17 +271,17 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         :param targets: Transformed outcomes, `(n,)` or `(m, n)`.
         :param strict: Whether the shapes must stay.
         """
-        for name, new in (("inputs", inputs), ("targets", targets)):
-            if new is None:
-                continue
-            new = new if isinstance(new, Tensor) else new[0]
-            old = self.train_inputs[0] if name == "inputs" else self.train_targets
-            if strict and new.shape != old.shape:
-                raise RuntimeError(f"{name}: expected shape {tuple(old.shape)}, found {tuple(new.shape)}.")
-            if name == "inputs":
-                self.train_inputs = (new,)
-            else:
-                self.train_targets = new
+        old = {"inputs": self.train_inputs[0], "targets": self.train_targets}
+        given = {"inputs": inputs if inputs is None or isinstance(inputs, Tensor) else inputs[0], "targets": targets}
+        new = {name: old[name] if value is None else value for name, value in given.items()}
+        for name, value in new.items():
+            if strict and value.shape != old[name].shape:
+                raise RuntimeError(f"{name}: expected shape {tuple(old[name].shape)}, found {tuple(value.shape)}.")
+        if len(new["inputs"]) != new["targets"].shape[-1]:
+            raise InputError(f"{len(new['inputs'])} inputs cannot have {new['targets'].shape[-1]} targets.")
+        if self._yvar is not None and len(new["inputs"]) != len(self._yvar):
+            raise UnsupportedError("The noise variances, train_Yvar, belong to the old rows. Make a new model.")
+        self.train_inputs, self.train_targets = (new["inputs"],), new["targets"]
 
     # Posterior
 
@@ -430,12 +445,28 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         return subset
 
 
+def _default_rank(num_rows: int) -> int:
+    return FEW_ROWS_RANK if num_rows <= FEW_ROWS else MANY_ROWS_RANK
+
+
+def _check_fit(optimizer: Callable[..., Any] | None, settings: dict[str, Any]) -> None:
+    """Refuse what BoTorch's own ways to fit take and ours do not."""
+    if optimizer in (fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch):
+        raise UnsupportedError("TKRRModel is fitted by optimizer=fit_gibbs or fit_als, not by gradients.")
+    if optimizer in (None, fit_gibbs, fit_als):
+        function = optimizer or fit_gibbs
+        unknown = set(settings) - set(inspect.signature(function).parameters)
+        if unknown:
+            raise UnsupportedError(f"{function.__name__} takes no {', '.join(sorted(unknown))}; see its documentation.")
+
+
 def _make_kernel(lower: Tensor, upper: Tensor) -> RBFKernel:
     """BoTorch's default kernel, with lengthscales in units of the range: on the unit cube the same."""
     num_dims = len(lower)
     unit = torch.where(upper > lower, upper - lower, torch.ones_like(lower))
     prior = get_covar_module_with_dim_scaled_prior(ard_num_dims=num_dims).lengthscale_prior
-    scaled = LogNormalPrior(prior.loc + unit.log(), prior.scale)
+    loc = prior.loc.to(unit) + unit.log()
+    scaled = LogNormalPrior(loc, prior.scale.to(unit).expand_as(loc).clone())  # a buffer that can be written to
     limit = GreaterThan(MIN_LENGTHSCALE * unit, transform=None, initial_value=scaled.mode)
     return RBFKernel(ard_num_dims=num_dims, lengthscale_prior=scaled, lengthscale_constraint=limit)
 
@@ -463,7 +494,7 @@ def _sample_side_by_side(
         squares = mode.basis(ends[0][d] + fraction * (ends[1][d] - ends[0][d])).square() * v
         features.append(mode.basis(x[:, d].double()))
         variances.append(v)
-        shares.append(float(1 - (squares[:, 0] / squares.sum(-1)).mean()))
+        shares.append(min(float(1 - (squares[:, 0] / squares.sum(-1)).mean()), MAX_SHARE))
     num_chains = min(max(MAX_ENTRIES // len(y) ** 2, MIN_CHAINS), MAX_CHAINS)
     chains = SparseComponents(
         features, variances, shares, float(separable.outputscale()), model.rank, num_chains,

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import botorch.fit
 import torch
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.fit import fit_gpytorch_mll
@@ -15,6 +16,7 @@ from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import add_output_dim, gpt_posterior_settings
 from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
+from botorch.optim.utils import get_parameters_and_bounds
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
@@ -29,7 +31,7 @@ from ..errors import ApproximationWarning, SizeError
 from ..index_set import FullTensor, HyperbolicCross, IndexSet
 from ..kernel import HilbertKernel
 from ..tolerance import MAX_MISSING, choose_domain
-from .box import input_range
+from .box import input_range, join_range
 from .outcomes import choose_outcomes, join_outcomes
 from .pilot import fit_pilot
 
@@ -163,6 +165,7 @@ class HilbertGPModel(SingleTaskGP):
         mll.train()
         with torch.no_grad():
             x = self.transform_inputs(self.train_inputs[0])
+        self._range = join_range(self._range, x)
         options = (kwargs.get("optimizer_kwargs") or {}).get("options")
         kernel = self.covar_module.base_kernel
         fit_pilot(x, self.train_targets, self.mean_module, kernel, self.likelihood, options)
@@ -181,7 +184,8 @@ class HilbertGPModel(SingleTaskGP):
         """BoTorch's own fit, with lengthscales kept where the box represents them."""
         if self._range is not None and kwargs.get("optimizer") in (None, *BOUNDED_OPTIMIZERS):
             settings = dict(kwargs.get("optimizer_kwargs") or {})
-            settings["bounds"] = {**self._bounds(mll), **(settings.get("bounds") or {})}
+            is_joint = kwargs.get("closure") is not None or kwargs.get("closure_kwargs") is not None
+            settings["bounds"] = {**self._bounds(mll, is_joint), **(settings.get("bounds") or {})}
             kwargs["optimizer_kwargs"] = settings
         self._is_within_box = True
         try:
@@ -189,22 +193,44 @@ class HilbertGPModel(SingleTaskGP):
         finally:
             self._is_within_box = False
 
-    def _bounds(self, mll: MarginalLogLikelihood) -> dict[str, tuple[Tensor | None, Tensor]]:
-        """Bounds of raw lengthscales by name, each `(D,)`."""
-        assert self._range is not None
-        kernel = self.covar_module
-        names = {value: name for name, value in mll.named_parameters()}
-        if self._has_default_kernel:
-            half_range = (self._range[1] - self._range[0]) / 2
-            limits = _represented_lengthscales(kernel.domain, half_range, kernel.num_basis)
-            return {names[kernel.base_kernel.raw_lengthscale]: limits}
-        bounds: dict[str, tuple[Tensor | None, Tensor]] = {}
-        for leaf in kernel.base_kernel.modules():
-            if isinstance(leaf, Kernel) and leaf.has_lengthscale:
-                longest = leaf.lengthscale.detach().reshape(-1, leaf.lengthscale.shape[-1]).amax(0)
-                raw = leaf.raw_lengthscale_constraint.inverse_transform(MAX_GROWTH * longest)
-                bounds[names[leaf.raw_lengthscale]] = (None, raw.flatten())
+    def _bounds(self, mll: MarginalLogLikelihood, is_joint: bool) -> dict[str, tuple[Tensor, Tensor]]:
+        """
+        Bounds of raw lengthscales by name, within those of their constraints.
+
+        :param mll: Knows the names.
+        :param is_joint: Whether all members of a batch are optimised together, else one by one.
+        """
+        parameters, known = get_parameters_and_bounds(mll)
+        names = {value: name for name, value in parameters.items()}
+        bounds = {}
+        for leaf in self.covar_module.base_kernel.modules():
+            if not isinstance(leaf, Kernel) or not leaf.has_lengthscale or leaf.raw_lengthscale not in names:
+                continue
+            name, raw = names[leaf.raw_lengthscale], leaf.raw_lengthscale
+            shortest, longest = self._lengthscale_interval(leaf)
+            lower, upper = known.get(name, (None, None))
+            constraint = leaf.raw_lengthscale_constraint
+            ends = [
+                constraint.inverse_transform(end.to(raw).clamp_max(constraint.upper_bound))
+                for end in (shortest, longest)
+            ]
+            ends[0] = ends[0] if lower is None else ends[0].clamp_min(torch.as_tensor(lower).to(raw))
+            ends[1] = ends[1] if upper is None else ends[1].clamp_max(torch.as_tensor(upper).to(raw))
+            is_single = is_joint or self._aug_batch_shape.numel() <= 1
+            shape = raw.shape if is_single else raw.shape[-2:]
+            bounds[name] = tuple(end.expand(shape).flatten() for end in ends)
         return bounds
+
+    def _lengthscale_interval(self, leaf: Kernel) -> tuple[Tensor, Tensor]:
+        """Between which lengthscales, each `(1, d)`, a kernel may move before there is a new box."""
+        if self._has_default_kernel:
+            assert self._range is not None
+            kernel = self.covar_module
+            half_range = (self._range[1] - self._range[0]) / 2
+            ends = _represented_lengthscales(kernel.domain, half_range, kernel.num_basis)
+            return ends[0].unsqueeze(0), ends[1].unsqueeze(0)
+        longest = leaf.lengthscale.detach().reshape(-1, leaf.lengthscale.shape[-1]).amax(0, keepdim=True)
+        return 1e-3 * longest, MAX_GROWTH * longest
 
     def _check_box(self, x: Tensor) -> None:
         """Say so if the lengthscales that were found, or that the data ask for, are too short for the functions."""
@@ -221,7 +247,7 @@ class HilbertGPModel(SingleTaskGP):
         if too_few:
             warnings.warn(
                 f"{self._num_functions} functions are too few for the lengthscales that the data ask for. Raise "
-                "num_functions, or use TKRRModel.",
+                "num_functions.",
                 ApproximationWarning,
                 stacklevel=4,
             )
@@ -234,13 +260,13 @@ class HilbertGPModel(SingleTaskGP):
         after you have set lengthscales by hand.
         """
         if self._range is not None:
-            self.covar_module.domain = self._suitable_domain().to(self._range[0])
+            self.covar_module.domain = self._suitable_domain().to(self.train_inputs[0])
 
     def _suitable_domain(self) -> Domain:
         assert self._range is not None
         kernel = self.covar_module
         most = kernel.num_basis if self._has_default_kernel and isinstance(kernel.index_set, FullTensor) else None
-        return _choose_domain(kernel.base_kernel, *self._range, most)
+        return _box_for(kernel.base_kernel, *self._range, most)
 
     def _needs_other_box(self) -> bool:
         needed = self._suitable_domain().half_width
@@ -300,13 +326,13 @@ def _expand(kernel: Kernel, lower: Tensor, upper: Tensor, num_functions: int | N
     if num_functions is None:
         num_functions = NUM_FUNCTIONS.get(num_dims, CROSS_NUM_FUNCTIONS)
     num_basis, index_set = _choose_functions(num_dims, num_functions)
-    hilbert = HilbertKernel(kernel, _choose_domain(kernel, lower, upper), num_basis, index_set=index_set)
+    hilbert = HilbertKernel(kernel, _box_for(kernel, lower, upper), num_basis, index_set=index_set)
     if not isinstance(index_set, FullTensor):
         hilbert._accepted_error = CROSS_ACCEPTED_ERROR
     return hilbert
 
 
-def _choose_domain(kernel: Kernel, lower: Tensor, upper: Tensor, num_basis: int | None = None) -> Domain:
+def _box_for(kernel: Kernel, lower: Tensor, upper: Tensor, num_basis: int | None = None) -> Domain:
     """
     The box for a kernel at its present parameters.
 
@@ -356,3 +382,15 @@ def _choose_functions(num_dims: int, num_functions: int) -> tuple[int, IndexSet]
     while HyperbolicCross(limit + 1).size([limit + 1] * num_dims) <= num_functions:
         limit += 1
     return limit, HyperbolicCross(limit)
+
+
+# Up to version 0.17 BoTorch asks a dispatcher how to fit a model, later the model itself.
+if hasattr(botorch.fit, "FitGPyTorchMLL"):
+    dispatcher = botorch.fit.FitGPyTorchMLL
+
+    @dispatcher.register(MarginalLogLikelihood, object, HilbertGPModel)
+    def _(mll: MarginalLogLikelihood, likelihood: type, _: type, **kwargs: Any) -> MarginalLogLikelihood:
+        if not mll.model._is_within_box:
+            return mll.model.custom_fit(mll, **kwargs)
+        fit_others = dispatcher.dispatch(type(mll), likelihood, SingleTaskGP)
+        return fit_others(mll, likelihood, SingleTaskGP, **kwargs)
