@@ -140,8 +140,8 @@ def _run_loops(report: Report, args: argparse.Namespace) -> None:
         for job in as_completed(jobs):
             key, seed = jobs[job]
             found[key][seed] = job.result()
-            best, seconds = found[key][seed]
-            print(f"{' '.join(key)} seed {seed}: {best:.4g}, {seconds:.2g} s per step", file=sys.stderr, flush=True)
+            value, seconds = found[key][seed]
+            print(f"{' '.join(key)} seed {seed}: {value:.4g}, {seconds:.2g} s per step", file=sys.stderr, flush=True)
     lower: dict[str, float] = {}
     for (problem, name), loops in found.items():
         best = [loops[seed][0] for seed in range(args.seeds)]

@@ -26,7 +26,7 @@ from gpytorch.constraints import GreaterThan
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel, RBFKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
-from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import GP
 from gpytorch.priors import LogNormalPrior
 from linear_operator import to_linear_operator
@@ -529,6 +529,6 @@ def _mean_and_root(posterior: Posterior, x: Tensor) -> tuple[Tensor, Tensor]:
 # Up to version 0.17 BoTorch asks a dispatcher how to fit a model, later the model itself.
 if hasattr(botorch.fit, "FitGPyTorchMLL"):
 
-    @botorch.fit.FitGPyTorchMLL.register(MarginalLogLikelihood, object, TKRRModel)
+    @botorch.fit.FitGPyTorchMLL.register(ExactMarginalLogLikelihood, object, TKRRModel)
     def _(mll: MarginalLogLikelihood, _: type, __: type, **kwargs: Any) -> MarginalLogLikelihood:
         return mll.model.custom_fit(mll, **kwargs)

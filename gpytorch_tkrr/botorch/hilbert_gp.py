@@ -22,7 +22,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
-from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
 from ..distribution import ReducedRankNormal
@@ -52,6 +52,9 @@ CROSS_BOX_TOLERANCE = 0.05  # for each input
 
 #: Prior variance that the basis may leave out at either end of the lengthscales' interval, all inputs together.
 MISSING = 0.025
+
+#: Up to version 0.17 BoTorch asks a dispatcher how to fit a model and fits batches jointly; later it asks the model.
+DISPATCHER: Any = getattr(botorch.fit, "FitGPyTorchMLL", None)
 
 #: BoTorch's optimisers, which take bounds of the parameters.
 BOUNDED_OPTIMIZERS = fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
@@ -184,7 +187,9 @@ class HilbertGPModel(SingleTaskGP):
         """BoTorch's own fit, with lengthscales kept where the box represents them."""
         if self._range is not None and kwargs.get("optimizer") in (None, *BOUNDED_OPTIMIZERS):
             settings = dict(kwargs.get("optimizer_kwargs") or {})
-            is_joint = kwargs.get("closure") is not None or kwargs.get("closure_kwargs") is not None
+            is_joint = DISPATCHER is not None or any(
+                kwargs.get(name) is not None for name in ("closure", "closure_kwargs")
+            )
             settings["bounds"] = {**self._bounds(mll, is_joint), **(settings.get("bounds") or {})}
             kwargs["optimizer_kwargs"] = settings
         self._is_within_box = True
@@ -384,13 +389,11 @@ def _choose_functions(num_dims: int, num_functions: int) -> tuple[int, IndexSet]
     return limit, HyperbolicCross(limit)
 
 
-# Up to version 0.17 BoTorch asks a dispatcher how to fit a model, later the model itself.
-if hasattr(botorch.fit, "FitGPyTorchMLL"):
-    dispatcher = botorch.fit.FitGPyTorchMLL
+if DISPATCHER is not None:
 
-    @dispatcher.register(MarginalLogLikelihood, object, HilbertGPModel)
+    @DISPATCHER.register(ExactMarginalLogLikelihood, object, HilbertGPModel)
     def _(mll: MarginalLogLikelihood, likelihood: type, _: type, **kwargs: Any) -> MarginalLogLikelihood:
         if not mll.model._is_within_box:
             return mll.model.custom_fit(mll, **kwargs)
-        fit_others = dispatcher.dispatch(type(mll), likelihood, SingleTaskGP)
+        fit_others = DISPATCHER.dispatch(type(mll), likelihood, SingleTaskGP)
         return fit_others(mll, likelihood, SingleTaskGP, **kwargs)
