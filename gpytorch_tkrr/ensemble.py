@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from .basis import Basis
+
+#: Values of all components of all draws that are held at once: 256 MB.
+MAX_ENTRIES = 2**25
 
 
 class DrawsPosterior:
@@ -53,13 +57,26 @@ class DrawsPosterior:
         :param x: Inputs `(..., n, D)`.
         :return: `(S, ..., n)`, float64, differentiable in `x`.
         """
-        num_draws, rank = self.factors[0].shape[:2]
+        rows = x.reshape(-1, x.shape[-1])
+        has_gradient = torch.is_grad_enabled() and x.requires_grad
+        num_kept = 2 * x.shape[-1] if has_gradient else 1  # of each entry, for the gradient
+        pieces = rows.split(max(MAX_ENTRIES // (self.num_draws * self.rank * num_kept), 1))
+        if len(pieces) == 1:
+            values = self._draws(rows)
+        elif has_gradient:  # computed again, piece by piece, in the backward pass
+            values = torch.cat([checkpoint(self._draws, piece, use_reentrant=False) for piece in pieces], dim=-1)
+        else:
+            values = torch.cat([self._draws(piece) for piece in pieces], dim=-1)
+        return values.reshape(self.num_draws, *x.shape[:-1])
+
+    def _draws(self, x: Tensor) -> Tensor:
+        """`(n, D)` -> `(S, n)`."""
         product: Tensor | None = None
         for d, (basis, factor) in enumerate(zip(self.bases, self.factors, strict=True)):
-            projection = basis(x[..., d]) @ factor.reshape(num_draws * rank, -1).mT  # (..., n, S R)
+            projection = basis(x[:, d]) @ factor.reshape(self.num_draws * self.rank, -1).mT  # (n, S R)
             product = projection if product is None else product * projection
         assert product is not None
-        return product.reshape(*x.shape[:-1], num_draws, rank).sum(-1).movedim(-1, 0)
+        return product.reshape(len(x), self.num_draws, self.rank).sum(-1).mT
 
     def mean(self, x: Tensor) -> Tensor:
         """
