@@ -643,6 +643,6 @@ def choose_box(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float, *, room
 
 def _margin(term: SpectralTerm, unit: float, tol: float) -> float:
     """The smallest margin beyond which twice the lag leaves no correlation, up to a million half ranges."""
-    lags = unit * torch.logspace(-2, 6, 800, dtype=torch.float64, device=term.basis.center.device)
+    lags = unit * torch.logspace(-2, 6, 799, dtype=torch.float64, device=term.basis.center.device)
     large = (term.covariance(2 * lags).abs() > tol).nonzero()
     return float(lags[min(int(large[-1]) + 1, len(lags) - 1)]) if large.numel() else float(lags[0])

@@ -194,7 +194,8 @@ with warnings.catch_warnings(record=True) as caught:
             )
             tkrr.fit_als(trial, seed=0)
             errors[num_basis, rank] = scores(likelihood(trial.eval()(test_x)))[0]
-print(f"{caught[0].category.__name__}: {caught[0].message}")
+for warning in caught[:1]:  # said once for each model; the first will do
+    print(f"{warning.category.__name__}: {warning.message}")
 
 # %%
 figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
