@@ -216,7 +216,7 @@ class HilbertGPModel(SingleTaskGP):
             lower, upper = known.get(name, (None, None))
             constraint = leaf.raw_lengthscale_constraint
             ends = [
-                constraint.inverse_transform(end.to(raw).clamp_max(constraint.upper_bound))
+                constraint.inverse_transform(end.to(raw).clamp(constraint.lower_bound, constraint.upper_bound))
                 for end in (shortest, longest)
             ]
             ends[0] = ends[0] if lower is None else ends[0].clamp_min(torch.as_tensor(lower).to(raw))
