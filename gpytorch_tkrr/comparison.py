@@ -160,7 +160,8 @@ class Comparison:
         for column in SCORES[self.task]:
             means = {name: fmean(values[name][column]) for name in names if values[name][column]}
             losses = {name: abs(mean - 0.95) if column == "coverage" else mean for name, mean in means.items()}
-            best |= {(name, column) for name, loss in losses.items() if loss == min(losses.values())}
+            least = min(losses.values(), default=math.inf)
+            best |= {(name, column) for name, loss in losses.items() if math.isclose(loss, least, rel_tol=1e-9)}
         rows = [["model", *columns.values(), "status"]]
         for name in names:
             cells = [
