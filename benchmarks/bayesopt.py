@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import sys
@@ -11,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +37,9 @@ MODELS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "HilbertGPModel": HilbertGPModel,
     "TKRRModel": TKRRModel,
 }
+
+#: Rows of a report by problem and model.
+Rows = dict[tuple[str, str], dict[str, Any]]
 
 #: The models of each problem; SingleTaskGP comes first.
 LOOPS = {"hartmann6": list(MODELS), "ackley10": ["SingleTaskGP", "TKRRModel"]}
@@ -106,6 +111,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--initial", type=int, default=12)
     parser.add_argument("--evaluations", type=int, default=60)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="which to run")
+    parser.add_argument(
+        "--previous", type=Path, help="a report with the same settings: its rows of models that are not run are kept"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="closed loops run at once")
     parser.add_argument("--rows", type=int, default=20_000, help="observations of our models in the timed step")
     parser.add_argument("--exact-rows", type=int, default=4_000, help="observations of SingleTaskGP in the timed step")
@@ -113,8 +122,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Report:
     report = Report("bayesopt", f"Best value after {args.evaluations} evaluations ({args.seeds} seeds), and one step")
-    report.attempt("closed loops", partial(_run_loops, report, args))
-    report.attempt("one step", partial(_time_steps, report, args))
+    kept = _read_previous(args)
+    report.attempt("closed loops", partial(_run_loops, report, args, kept))
+    report.attempt("one step", partial(_time_steps, report, args, kept))
     report.notes.append(
         "Maximisation by LogEI, one candidate at a time; initial points of a seed are the same for all. Closed loops "
         "have one thread each."
@@ -126,11 +136,24 @@ def run(args: argparse.Namespace) -> Report:
     return report
 
 
-def _run_loops(report: Report, args: argparse.Namespace) -> None:
+def _read_previous(args: argparse.Namespace) -> Rows:
+    """Rows of an earlier report by problem and model, without those of models that are run again."""
+    missing = set(MODELS) - set(args.models)
+    if args.previous is None:
+        if missing:
+            raise SystemExit(f"--previous must name a report that has {', '.join(sorted(missing))}.")
+        return {}
+    content = json.loads(args.previous.read_text(encoding="utf-8"))
+    for name in ("seeds", "initial", "evaluations", "rows", "exact_rows"):
+        if content["options"].get(name) != getattr(args, name):
+            raise SystemExit(f"{args.previous} was made with {name} = {content['options'].get(name)}.")
+    return {(row["problem"], row["model"]): row for row in content["rows"] if row["model"] in missing}
+
+
+def _run_loops(report: Report, args: argparse.Namespace, kept: Rows) -> None:
     """All seeds of all models, then the quartiles of each."""
-    found: dict[tuple[str, str], dict[int, tuple[float, float]]] = {
-        (problem, name): {} for problem, names in LOOPS.items() for name in names
-    }
+    keys = [(problem, name) for problem, names in LOOPS.items() for name in names]
+    found: dict[tuple[str, str], dict[int, tuple[float, float]]] = {key: {} for key in keys if key not in kept}
     with ProcessPoolExecutor(args.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         jobs = {
             pool.submit(timed_loop, *key, seed, args.initial, args.evaluations): (key, seed)
@@ -143,26 +166,32 @@ def _run_loops(report: Report, args: argparse.Namespace) -> None:
             value, seconds = found[key][seed]
             print(f"{' '.join(key)} seed {seed}: {value:.4g}, {seconds:.2g} s per step", file=sys.stderr, flush=True)
     lower: dict[str, float] = {}
-    for (problem, name), loops in found.items():
-        best = [loops[seed][0] for seed in range(args.seeds)]
-        quartiles = torch.quantile(torch.tensor(best), torch.tensor([0.25, 0.5, 0.75])).tolist()
-        lower.setdefault(problem, quartiles[0])  # SingleTaskGP comes first
-        report.add(
-            problem=problem,
-            model=name,
-            lower_quartile=quartiles[0],
-            median=quartiles[1],
-            upper_quartile=quartiles[2],
-            reaches=quartiles[1] >= lower[problem],
-            seconds_per_step=sum(seconds for _, seconds in loops.values()) / args.seeds,
-            seeds=" ".join(f"{value:.4g}" for value in best),
-        )
+    for problem, name in keys:
+        row = kept.get((problem, name)) or _summary(problem, name, found[problem, name], args.seeds)
+        lower.setdefault(problem, row["lower_quartile"])  # SingleTaskGP comes first
+        report.add(**{**row, "reaches": row["median"] >= lower[problem]})
 
 
-def _time_steps(report: Report, args: argparse.Namespace) -> None:
+def _summary(problem: str, name: str, loops: dict[int, tuple[float, float]], num_seeds: int) -> dict[str, Any]:
+    best = [loops[seed][0] for seed in range(num_seeds)]
+    quartiles = torch.quantile(torch.tensor(best), torch.tensor([0.25, 0.5, 0.75])).tolist()
+    return {
+        "problem": problem,
+        "model": name,
+        "lower_quartile": quartiles[0],
+        "median": quartiles[1],
+        "upper_quartile": quartiles[2],
+        "reaches": None,
+        "seconds_per_step": sum(seconds for _, seconds in loops.values()) / num_seeds,
+        "seeds": " ".join(f"{value:.4g}" for value in best),
+    }
+
+
+def _time_steps(report: Report, args: argparse.Namespace, kept: Rows) -> None:
     exact = None
     for name, model_class in MODELS.items():
+        row = kept.get(("hartmann6, noisy", name))
         rows = args.exact_rows if name == "SingleTaskGP" else args.rows
-        seconds = time_step(model_class, rows)
+        seconds = time_step(model_class, rows) if row is None else row["seconds_per_step"]
         exact = seconds if exact is None else exact
         report.add(problem="hartmann6, noisy", model=name, rows=rows, seconds_per_step=seconds, speedup=exact / seconds)

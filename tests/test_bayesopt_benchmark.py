@@ -12,9 +12,11 @@ from benchmarks import bayesopt
 from benchmarks.harness import Report
 
 
-def test_rows_and_quartiles():
-    args = argparse.Namespace(seeds=1, initial=4, evaluations=5, workers=1, rows=60, exact_rows=40)
-    report = bayesopt.run(args)
+def test_rows_and_quartiles(tmp_path):
+    parser = argparse.ArgumentParser()
+    bayesopt.add_arguments(parser)
+    sizes = "--seeds 1 --initial 4 --evaluations 5 --workers 1 --rows 60 --exact-rows 40".split()
+    report = bayesopt.run(parser.parse_args(sizes))
     assert not [note for note in report.notes if note.startswith("FAILED")]
     loops = {(row["problem"], row["model"]): row for row in report.rows if "median" in row}
     assert set(loops) == {(problem, name) for problem, names in bayesopt.LOOPS.items() for name in names}
@@ -25,6 +27,18 @@ def test_rows_and_quartiles():
     steps = {row["model"]: row for row in report.rows if "speedup" in row}
     assert steps["SingleTaskGP"]["rows"] == 40 and steps["TKRRModel"]["rows"] == 60
     assert steps["SingleTaskGP"]["speedup"] == 1
+
+    def again(sizes):
+        return bayesopt.run(parser.parse_args([*sizes, "--models", "HilbertGPModel", "--previous", str(path)]))
+
+    path = report.write(tmp_path, options=vars(parser.parse_args(sizes)))
+    rows = {(row["problem"], row["model"]): row for row in again(sizes).rows}
+    assert rows["ackley10", "TKRRModel"] == loops["ackley10", "TKRRModel"]
+    assert rows["hartmann6", "HilbertGPModel"]["median"] == loops["hartmann6", "HilbertGPModel"]["median"]
+    with pytest.raises(SystemExit, match="initial = 4"):
+        again([*sizes, "--initial", "3"])
+    with pytest.raises(SystemExit, match="must name a report"):
+        bayesopt.run(parser.parse_args(["--models", "TKRRModel"]))
 
 
 def test_reaches_compares_the_median_with_the_lower_quartile(monkeypatch):
@@ -51,7 +65,7 @@ def test_reaches_compares_the_median_with_the_lower_quartile(monkeypatch):
 
     monkeypatch.setattr(bayesopt, "ProcessPoolExecutor", Pool)
     report = Report("bayesopt", "")
-    bayesopt._run_loops(report, argparse.Namespace(seeds=5, initial=4, evaluations=5, workers=1))
+    bayesopt._run_loops(report, argparse.Namespace(seeds=5, initial=4, evaluations=5, workers=1), {})
     reaches = {row["model"]: row["reaches"] for row in report.rows if row["problem"] == "hartmann6"}
     assert reaches == {"SingleTaskGP": True, "HilbertGPModel": False, "TKRRModel": True}
 

@@ -52,9 +52,9 @@ JITTER = 1e-6
 #: Up to so many observations the chains of a fit move side by side.
 FEW_ROWS = 150
 
-#: How many components, sweeps before the first draw, and draws there are then. Chains get fewer with more observations,
-#: whose N x N matrices are dear.
-FEW_ROWS_RANK, NUM_WARMUP, NUM_DRAWS = 64, 20, 512
+#: How many components, sweeps before the first draw, and draws there are then. With more components than observations a
+#: chain fits them from its first sweep on. Chains get fewer with more observations, whose N x N matrices are dear.
+FEW_ROWS_RANK, NUM_WARMUP, NUM_DRAWS = 128, 20, 256
 MIN_CHAINS, MAX_CHAINS, MAX_ENTRIES = 16, 64, 64 * 60**2
 
 #: The same for many: what :func:`~gpytorch_tkrr.fit_gibbs` is called with.
@@ -99,7 +99,7 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
     :param train_Yvar: Their noise variances, where known.
     :param kernel: A separable kernel, or one for each outcome; by default BoTorch's RBF kernel with its
         dimension-scaled prior, in units of the search space.
-    :param rank: Number of components; by default 64 for up to 150 observations, 16 for more.
+    :param rank: Number of components; by default 128 for up to 150 observations, 16 for more.
     :param num_basis: Number of sines, for all inputs or for each; by default as many as the lengthscales need.
     :param bounds: The search space, `(2, d)`, as for `optimize_acqf`; by default the unit cube.
     :param outcome_transform: As for SingleTaskGP: Standardize by default.
