@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import botorch.fit
 import torch
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import UnsupportedError
@@ -26,7 +25,7 @@ from gpytorch.constraints import GreaterThan
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel, RBFKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
-from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import GP
 from gpytorch.priors import LogNormalPrior
 from linear_operator import to_linear_operator
@@ -37,12 +36,13 @@ from ..als import fit_als
 from ..chains import SparseComponents
 from ..ensemble import DrawsPosterior
 from ..errors import ConvergenceWarning, InputError, NotFittedError
-from ..gibbs import fit_gibbs
+from ..gibbs import MAX_NUM_BASIS, TAIL, fit_gibbs
 from ..model import TKRR, choose_box
 from ..modes import num_basis_needed
 from ..posterior import Posterior
 from ..prediction import WeightPosterior
 from .box import input_range, join_range
+from .dispatch import register_custom_fit
 from .outcomes import choose_outcomes, join_outcomes
 from .pilot import fit_pilot
 
@@ -72,14 +72,11 @@ MAX_SHARE = 0.99
 #: BoTorch's lower bound of lengthscales on the unit cube.
 MIN_LENGTHSCALE = 0.025
 
-#: Share of a mode's variance that the functions may leave out, and the most functions of a mode.
-TAIL, MAX_NUM_BASIS = 1e-3, 32
-
 
 class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
     r"""
     :class:`~gpytorch_tkrr.TKRR` as a BoTorch model: any number of inputs, a cost linear in the number of observations,
-    and the uncertainty of sampled factors and hyperparameters.
+    and the uncertainty of sampled factors, with many observations also of the hyperparameters.
 
     The default kernel is that of SingleTaskGP. `fit_gpytorch_mll` first fits an exact Gaussian process with the same
     kernel, mean and likelihood to at most 500 rows and makes the box for its lengthscales. Then it samples: up to 150
@@ -526,9 +523,4 @@ def _mean_and_root(posterior: Posterior, x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (draws - mean.unsqueeze(-1)) / max(posterior.num_draws - 1, 1) ** 0.5
 
 
-# Up to version 0.17 BoTorch asks a dispatcher how to fit a model, later the model itself.
-if hasattr(botorch.fit, "FitGPyTorchMLL"):
-
-    @botorch.fit.FitGPyTorchMLL.register(ExactMarginalLogLikelihood, object, TKRRModel)
-    def _(mll: MarginalLogLikelihood, _: type, __: type, **kwargs: Any) -> MarginalLogLikelihood:
-        return mll.model.custom_fit(mll, **kwargs)
+register_custom_fit(TKRRModel)

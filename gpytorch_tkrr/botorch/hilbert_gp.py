@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import botorch.fit
 import torch
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.fit import fit_gpytorch_mll
@@ -22,7 +21,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
-from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
 from ..distribution import ReducedRankNormal
@@ -32,6 +31,7 @@ from ..index_set import FullTensor, HyperbolicCross, IndexSet
 from ..kernel import HilbertKernel
 from ..tolerance import MAX_MISSING, choose_domain
 from .box import input_range, join_range
+from .dispatch import DISPATCHER, register_custom_fit
 from .outcomes import choose_outcomes, join_outcomes
 from .pilot import fit_pilot
 
@@ -52,9 +52,6 @@ CROSS_BOX_TOLERANCE = 0.05  # for each input
 
 #: Prior variance that the basis may leave out at either end of the lengthscales' interval, all inputs together.
 MISSING = 0.025
-
-#: Up to version 0.17 BoTorch asks a dispatcher how to fit a model and fits batches jointly; later it asks the model.
-DISPATCHER: Any = getattr(botorch.fit, "FitGPyTorchMLL", None)
 
 #: BoTorch's optimisers, which take bounds of the parameters.
 BOUNDED_OPTIMIZERS = fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
@@ -243,9 +240,7 @@ class HilbertGPModel(SingleTaskGP):
         if not isinstance(kernel.index_set, FullTensor):
             return
         if self._has_default_kernel:
-            assert self._range is not None
-            half_range = (self._range[1] - self._range[0]) / 2
-            shortest, _ = _represented_lengthscales(kernel.domain, half_range, kernel.num_basis)
+            shortest, _ = self._lengthscale_interval(kernel.base_kernel)
             too_few = bool((kernel.base_kernel.lengthscale.detach().double() <= 1.01 * shortest).any())
         else:
             too_few = kernel.approximation_error(x.reshape(-1, x.shape[-1])) > MAX_MISSING
@@ -389,11 +384,4 @@ def _choose_functions(num_dims: int, num_functions: int) -> tuple[int, IndexSet]
     return limit, HyperbolicCross(limit)
 
 
-if DISPATCHER is not None:
-
-    @DISPATCHER.register(ExactMarginalLogLikelihood, object, HilbertGPModel)
-    def _(mll: MarginalLogLikelihood, likelihood: type, _: type, **kwargs: Any) -> MarginalLogLikelihood:
-        if not mll.model._is_within_box:
-            return mll.model.custom_fit(mll, **kwargs)
-        fit_others = DISPATCHER.dispatch(type(mll), likelihood, SingleTaskGP)
-        return fit_others(mll, likelihood, SingleTaskGP, **kwargs)
+register_custom_fit(HilbertGPModel)
