@@ -15,8 +15,8 @@ from torch import Tensor
 
 from benchmarks.harness import Report, best_of
 from gpytorch_tkrr import TKRR, Domain, FrobeniusPenalty
-from gpytorch_tkrr.als import _Fit
-from gpytorch_tkrr.sums import Design, FactorSums
+from gpytorch_tkrr.cp.sums import Design, FactorSums
+from gpytorch_tkrr.inference.als import _Fit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

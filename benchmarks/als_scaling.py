@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.harness import Report, best_of
 from gpytorch_tkrr import TKRR, Domain, FrobeniusPenalty
-from gpytorch_tkrr.als import _Fit
+from gpytorch_tkrr.inference.als import _Fit
 
 BASE = {"N": 50_000, "D": 8, "M": 20, "R": 5}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gpytorch_tkrr import compare, flights
+from gpytorch_tkrr import compare
 from gpytorch_tkrr.__main__ import FLIGHT_SIZES
+from gpytorch_tkrr.data import flights
 
 from .harness import Report
 

@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 import numpy as np
 import pandas as pd
 
-from gpytorch_tkrr import flights as new_york
+from gpytorch_tkrr.data import flights as new_york
 
 from . import flights
 

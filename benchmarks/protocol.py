@@ -18,7 +18,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.penalty import Penalty
+from gpytorch_tkrr.cp.penalty import Penalty
 
 from .datasets import Dataset
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import gpytorch_tkrr as tkrr
 from benchmarks.harness import Report
-from gpytorch_tkrr.parallel import ProcessGroup
+from gpytorch_tkrr.data.parallel import ProcessGroup
 
 from .generated_flights import LOWER, NUM_BASIS, make_model, write_flights
 

@@ -8,14 +8,11 @@ constraint.
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
-from .als import ALSResult, fit_als
-from .anova import CenteredLinearKernel, anova_kernel
-from .checkpoint import Checkpoint
-from .comparison import Comparison, compare
-from .distribution import ReducedRankNormal
-from .domain import Domain
-from .draws import FunctionDraws, draw_posterior_functions, draw_prior_functions
-from .effects import EmpiricalMeasure, MainEffects, SobolIndices, UniformMeasure, main_effects, sobol_indices
+from .comparison.comparison import Comparison, compare
+from .cp.penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
+from .data.checkpoint import Checkpoint
+from .data.files import CSVSource, NpySource, NpzSource, ParquetSource, open_table
+from .data.source import ArraySource, Shard, Summary, summarise
 from .errors import (
     ApproximationWarning,
     CheckpointError,
@@ -35,17 +32,20 @@ from .errors import (
     TKRRWarning,
     UnsupportedKernelError,
 )
-from .files import CSVSource, NpySource, NpzSource, ParquetSource, open_table
-from .gibbs import GibbsResult, fit_gibbs
-from .hilbert_gp import HilbertGP
-from .index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
-from .kernel import HilbertKernel
-from .model import TKRR
-from .one_vs_rest import OneVsRest
-from .penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
-from .source import ArraySource, Shard, Summary, summarise
-from .spectral import register_spectral_density, spectral_density
-from .warp import InputWarp
+from .features.domain import Domain
+from .features.index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
+from .features.spectral import register_spectral_density, spectral_density
+from .hilbert.distribution import ReducedRankNormal
+from .hilbert.functions import FunctionDraws, draw_posterior_functions, draw_prior_functions
+from .hilbert.gp import HilbertGP
+from .hilbert.kernel import HilbertKernel
+from .inference.als import ALSResult, fit_als
+from .inference.gibbs import GibbsResult, fit_gibbs
+from .inference.one_vs_rest import OneVsRest
+from .model.anova import CenteredLinearKernel, anova_kernel
+from .model.effects import EmpiricalMeasure, MainEffects, SobolIndices, UniformMeasure, main_effects, sobol_indices
+from .model.tkrr import TKRR
+from .model.warp import InputWarp
 
 __version__ = "0.1.0"
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .comparison import check_output, compare
-from .contenders import CONTENDERS
+from .comparison.comparison import check_output, compare
+from .comparison.contenders import CONTENDERS
 from .errors import InputError, TKRRError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from .table import Columns
+    from .data.table import Columns
 
 #: What is taken of the flight delays where the command line does not say: about two minutes on two cores.
 FLIGHT_SIZES = {"max_train": 10_000, "max_test": 4000, "splits": 1}
@@ -113,7 +113,7 @@ def _add_table(command: argparse.ArgumentParser, *, required: bool) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from . import flights
+    from .data import flights
 
     check_output(args.output, overwrite=args.force)
     sizes = {name: getattr(args, name) for name in FLIGHT_SIZES if getattr(args, name) is not None}
@@ -147,8 +147,8 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _fit(args: argparse.Namespace) -> int:
-    from .parallel import is_launched
-    from .saved_model import fit_table
+    from .comparison.saved_model import fit_table
+    from .data.parallel import is_launched
 
     _check_free(args.output, args.force)
     if args.stream or args.checkpoint is not None or is_launched():
@@ -171,8 +171,8 @@ def _fit(args: argparse.Namespace) -> int:
 
 
 def _fit_stream(args: argparse.Namespace) -> int:
-    from .parallel import launched_processes
-    from .saved_model import fit_file
+    from .comparison.saved_model import fit_file
+    from .data.parallel import launched_processes
 
     if args.one_hot or args.drop_missing or args.task == "classification":
         raise InputError(
@@ -200,8 +200,8 @@ def _fit_stream(args: argparse.Namespace) -> int:
 
 
 def _predict(args: argparse.Namespace) -> int:
-    from .saved_model import SavedModel
-    from .table import read_table
+    from .comparison.saved_model import SavedModel
+    from .data.table import read_table
 
     _check_free(args.output, args.force)
     model = SavedModel.load(args.model)
@@ -215,7 +215,7 @@ def _predict(args: argparse.Namespace) -> int:
 
 def _read(args: argparse.Namespace) -> tuple[pd.DataFrame, Columns]:
     """The table that the command line names, complete rows only, and its inputs."""
-    from .table import Columns, read_table, require_complete
+    from .data.table import Columns, read_table, require_complete
 
     if args.target is None:
         raise InputError("--target is missing: which column is to be predicted?")

@@ -26,16 +26,16 @@ from gpytorch.models import ExactGP
 from gpytorch.module import RandomModuleMixin
 from torch import Tensor
 
-from .capacitance import root
-from .domain import Domain
-from .draws import draw_posterior_functions
 from .errors import InputError
-from .inference_data import inference_data, regression_to_arviz
-from .kernel import HilbertKernel
-from .modes import separate
-from .prediction import split_covariance
-from .rejection import reject_failed_steps
-from .twin import random_twin
+from .features.domain import Domain
+from .features.separable import separate
+from .hilbert.capacitance import root
+from .hilbert.functions import draw_posterior_functions
+from .hilbert.kernel import HilbertKernel
+from .hilbert.prediction import split_covariance
+from .hilbert.rejection import reject_failed_steps
+from .hilbert.twin import random_twin
+from .inference.arviz import inference_data, regression_to_arviz
 
 try:
     import pyro

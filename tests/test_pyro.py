@@ -15,7 +15,7 @@ from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
 from linear_operator.utils.errors import NanError, NotPSDError
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.rejection import is_numerical_failure
+from gpytorch_tkrr.hilbert.rejection import is_numerical_failure
 
 pyro = pytest.importorskip("pyro")
 from pyro import poutine  # noqa: E402
@@ -72,13 +72,13 @@ def run(model, *args, num_samples=20, warmup_steps=20, max_tree_depth=5):
 def count_features(monkeypatch):
     """Numbers of rows of all feature matrices that are computed."""
     counted = []
-    original = tkrr.expansion.Sines.features
+    original = tkrr.features.expansion.Sines.features
 
     def features(self, x):
         counted.append(x.shape[:-1].numel())
         return original(self, x)
 
-    monkeypatch.setattr(tkrr.expansion.Sines, "features", features)
+    monkeypatch.setattr(tkrr.features.expansion.Sines, "features", features)
     return counted
 
 
@@ -290,7 +290,7 @@ def test_cp_function_is_the_product_of_its_factors():
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2)).double()
     trace = poutine.trace(tkrr.pyro.cp_function).get_trace("f", kernel, x, domain=DOMAIN, rank=3, num_basis=6)
     weights = [trace.nodes[f"f.weights_{d}"]["value"] for d in range(2)]
-    modes = tkrr.modes.separate(kernel, DOMAIN, 6, 2).modes
+    modes = tkrr.features.separable.separate(kernel, DOMAIN, 6, 2).modes
     expected = torch.zeros(5, dtype=torch.float64)
     for r in range(3):
         parts = [m.basis(x[:, d]) @ (m.variances().sqrt() * weights[d][r]) for d, m in enumerate(modes)]

@@ -8,8 +8,8 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("gpytorch_tkrr.botorch needs BoTorch: pip install 'gpytorch_tkrr[botorch]'.") from error
 
-from .cp_model import TKRRModel
-from .hilbert_gp import HilbertGPModel
+from .hilbert_model import HilbertGPModel
 from .pathwise import HilbertFeatureMap
+from .tkrr_model import TKRRModel
 
 __all__ = ["HilbertFeatureMap", "HilbertGPModel", "TKRRModel"]

@@ -27,11 +27,11 @@ from botorch.sampling.pathwise.utils import (
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from torch import Tensor
 
-from ..capacitance import root
-from ..kernel import HilbertKernel
-from ..operator import HilbertLinearOperator, capacitance_cholesky
-from .cp_model import TKRRModel
-from .hilbert_gp import HilbertGPModel
+from ..hilbert.capacitance import root
+from ..hilbert.kernel import HilbertKernel
+from ..hilbert.operator import HilbertLinearOperator, capacitance_cholesky
+from .hilbert_model import HilbertGPModel
+from .tkrr_model import TKRRModel
 
 
 class HilbertFeatureMap(FeatureMap):

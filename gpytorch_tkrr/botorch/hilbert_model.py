@@ -1,0 +1,387 @@
+"""A Gaussian process with few inputs and any number of observations."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from botorch.acquisition.objective import PosteriorTransform
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.utils import add_output_dim, gpt_posterior_settings
+from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
+from botorch.optim.utils import get_parameters_and_bounds
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import Mean
+from gpytorch.mlls import MarginalLogLikelihood
+from torch import Tensor
+
+from ..errors import ApproximationWarning, SizeError
+from ..features.box import MAX_MISSING, choose_domain
+from ..features.domain import Domain
+from ..features.index_set import FullTensor, HyperbolicCross, IndexSet
+from ..hilbert.distribution import ReducedRankNormal
+from ..hilbert.kernel import HilbertKernel
+from .box import input_range, join_range
+from .dispatch import DISPATCHER, register_custom_fit
+from .outcomes import choose_outcomes, join_outcomes
+from .pilot import fit_pilot
+
+#: More inputs than this are for :class:`TKRRModel`.
+MAX_DIMS = 6
+
+#: Up to so many inputs all products of functions are kept, above it a hyperbolic cross.
+MAX_FULL_DIMS = 3
+
+#: How many functions are used at most where nothing else is said.
+NUM_FUNCTIONS = {1: 100, 2: 1000, 3: 1000}
+CROSS_NUM_FUNCTIONS = 1250
+
+#: Change of the prior covariance by the ends of the box, relative to its variance. With a hyperbolic cross functions
+#: are too dear to be spent on a wide margin.
+BOX_TOLERANCE = 1e-3
+CROSS_BOX_TOLERANCE = 0.05  # for each input
+
+#: Prior variance that the basis may leave out at either end of the lengthscales' interval, all inputs together.
+MISSING = 0.025
+
+#: BoTorch's optimisers, which take bounds of the parameters.
+BOUNDED_OPTIMIZERS = fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
+
+#: With a hyperbolic cross the reduced-rank prior is the model; what it leaves out is made up for outside the box only.
+CROSS_ACCEPTED_ERROR = 1 - 1e-6
+
+#: A fit is repeated, at most so many times, while the lengthscales ask for a box that differs by more than this ratio.
+MAX_ROUNDS = 3
+BOX_RATIO = 1.1
+
+#: By how much lengthscales may change, in one direction at least, before there is a new box.
+MAX_GROWTH = 1.3
+
+
+class HilbertGPModel(SingleTaskGP):
+    r"""
+    A :class:`~botorch.models.SingleTaskGP` whose kernel is a :class:`~gpytorch_tkrr.HilbertKernel`: the same arguments,
+    transforms and priors, but a fit whose cost hardly depends on the number of observations, and function draws that
+    are exact.
+
+    In one to three dimensions the box carries all products of the functions, in four to six a hyperbolic cross of them.
+    The default kernel is BoTorch's: RBF with its dimension-scaled prior on the lengthscales.
+
+    The box holds `bounds` and the training inputs, with a margin that suits the lengthscales: long ones need a wide
+    margin, short ones many functions in little space. So `fit_gpytorch_mll` first fits an exact Gaussian process with
+    the same modules to at most 500 rows, makes the box for its lengthscales, then fits the expanded model to all rows,
+    again in a new box if need be. With a training loop of your own call :meth:`update_box`. A
+    :class:`~gpytorch_tkrr.HilbertKernel` that was given keeps its box.
+
+    :param train_X: Inputs `(*batch, n, d)`.
+    :param train_Y: Outcomes `(*batch, n, m)`.
+    :param train_Yvar: Their noise variances, where known.
+    :param likelihood: As for SingleTaskGP.
+    :param covar_module: The kernel to expand, or a HilbertKernel to use as it is.
+    :param mean_module: As for SingleTaskGP.
+    :param outcome_transform: As for SingleTaskGP.
+    :param input_transform: As for SingleTaskGP.
+    :param bounds: The search space, `(2, d)`, as for `optimize_acqf`; by default the unit cube.
+    :param num_functions: At most so many functions; by default 100 for one input, 1 000 for two or three, 1 250 beyond.
+
+    Example:
+        >>> import torch
+        >>> from botorch.fit import fit_gpytorch_mll
+        >>> from gpytorch.mlls import ExactMarginalLogLikelihood
+        >>> from gpytorch_tkrr.botorch import HilbertGPModel
+        >>> train_X = torch.rand(30, 2, dtype=torch.float64)
+        >>> train_Y = torch.sin(6 * train_X).sum(-1, keepdim=True)
+        >>> model = HilbertGPModel(train_X, train_Y)
+        >>> mll = fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> bool((model.posterior(train_X).mean - train_Y).abs().max() < 0.1)
+        True
+    """
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        likelihood: Likelihood | None = None,
+        covar_module: Kernel | None = None,
+        mean_module: Mean | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | None = None,
+        *,
+        bounds: Tensor | None = None,
+        num_functions: int | None = None,
+    ):
+        super().__init__(
+            train_X=train_X,
+            train_Y=train_Y,
+            train_Yvar=train_Yvar,
+            likelihood=likelihood,
+            covar_module=covar_module,
+            mean_module=mean_module,
+            outcome_transform=outcome_transform,
+            input_transform=input_transform,
+        )
+        hilbert = [module for module in self.covar_module.modules() if isinstance(module, HilbertKernel)]
+        self._range: tuple[Tensor, Tensor] | None = None  # what the box must hold, where it is ours to choose
+        self._is_within_box = False
+        if not hilbert:
+            with torch.no_grad():
+                x = self.transform_inputs(train_X)
+            self._range = input_range(x, bounds, input_transform)
+            self.covar_module = _expand(self.covar_module, *self._range, num_functions)
+            hilbert = [self.covar_module]
+        self._has_default_kernel = covar_module is None
+        if covar_module is None:
+            raw = self._subset_batch_dict.pop("covar_module.raw_lengthscale")
+            self._subset_batch_dict["covar_module.base_kernel.raw_lengthscale"] = raw
+        self._num_functions = max(kernel.expansion(self._num_columns(kernel)).num_functions for kernel in hilbert)
+        self.to(train_X)
+
+    def _num_columns(self, kernel: HilbertKernel) -> int:
+        return self.train_inputs[0].shape[-1] if kernel.domain.num_dims is None else kernel.domain.num_dims
+
+    # Fit
+
+    @property
+    def custom_fit(self) -> Callable[..., MarginalLogLikelihood]:
+        """What `fit_gpytorch_mll` calls; BoTorch's own way to fit is taken where it is missing."""
+        if self._is_within_box:
+            raise AttributeError("custom_fit: the box is fixed for now.")
+        return self._fit
+
+    def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
+        """Box and hyperparameters in turn."""
+        if self._range is None:
+            return self._fit_within_box(mll, **kwargs)
+        mll.train()
+        with torch.no_grad():
+            x = self.transform_inputs(self.train_inputs[0])
+        self._range = join_range(self._range, x)
+        options = (kwargs.get("optimizer_kwargs") or {}).get("options")
+        kernel = self.covar_module.base_kernel
+        fit_pilot(x, self.train_targets, self.mean_module, kernel, self.likelihood, options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ApproximationWarning)  # an optimiser may pass through what does not suit
+            for _ in range(MAX_ROUNDS):
+                mll.train()
+                self.update_box()
+                self._fit_within_box(mll, **kwargs)
+                if not self._needs_other_box():
+                    break
+        self._check_box(x)
+        return mll
+
+    def _fit_within_box(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
+        """BoTorch's own fit, with lengthscales kept where the box represents them."""
+        if self._range is not None and kwargs.get("optimizer") in (None, *BOUNDED_OPTIMIZERS):
+            settings = dict(kwargs.get("optimizer_kwargs") or {})
+            is_joint = DISPATCHER is not None or any(
+                kwargs.get(name) is not None for name in ("closure", "closure_kwargs")
+            )
+            settings["bounds"] = {**self._bounds(mll, is_joint), **(settings.get("bounds") or {})}
+            kwargs["optimizer_kwargs"] = settings
+        self._is_within_box = True
+        try:
+            return fit_gpytorch_mll(mll, **kwargs)
+        finally:
+            self._is_within_box = False
+
+    def _bounds(self, mll: MarginalLogLikelihood, is_joint: bool) -> dict[str, tuple[Tensor, Tensor]]:
+        """
+        Bounds of raw lengthscales by name, within those of their constraints.
+
+        :param mll: Knows the names.
+        :param is_joint: Whether all members of a batch are optimised together, else one by one.
+        """
+        parameters, known = get_parameters_and_bounds(mll)
+        names = {value: name for name, value in parameters.items()}
+        bounds = {}
+        for leaf in self.covar_module.base_kernel.modules():
+            if not isinstance(leaf, Kernel) or not leaf.has_lengthscale or leaf.raw_lengthscale not in names:
+                continue
+            name, raw = names[leaf.raw_lengthscale], leaf.raw_lengthscale
+            shortest, longest = self._lengthscale_interval(leaf)
+            lower, upper = known.get(name, (None, None))
+            constraint = leaf.raw_lengthscale_constraint
+            ends = [
+                constraint.inverse_transform(end.to(raw).clamp(constraint.lower_bound, constraint.upper_bound))
+                for end in (shortest, longest)
+            ]
+            ends[0] = ends[0] if lower is None else ends[0].clamp_min(torch.as_tensor(lower).to(raw))
+            ends[1] = ends[1] if upper is None else ends[1].clamp_max(torch.as_tensor(upper).to(raw))
+            is_single = is_joint or self._aug_batch_shape.numel() <= 1
+            shape = raw.shape if is_single else raw.shape[-2:]
+            bounds[name] = tuple(end.expand(shape).flatten() for end in ends)
+        return bounds
+
+    def _lengthscale_interval(self, leaf: Kernel) -> tuple[Tensor, Tensor]:
+        """Between which lengthscales, each `(1, d)`, a kernel may move before there is a new box."""
+        if self._has_default_kernel:
+            assert self._range is not None
+            kernel = self.covar_module
+            half_range = (self._range[1] - self._range[0]) / 2
+            ends = _represented_lengthscales(kernel.domain, half_range, kernel.num_basis)
+            return ends[0].unsqueeze(0), ends[1].unsqueeze(0)
+        longest = leaf.lengthscale.detach().reshape(-1, leaf.lengthscale.shape[-1]).amax(0, keepdim=True)
+        return 1e-3 * longest, MAX_GROWTH * longest
+
+    def _check_box(self, x: Tensor) -> None:
+        """Say so if the lengthscales that were found, or that the data ask for, are too short for the functions."""
+        kernel = self.covar_module
+        if not isinstance(kernel.index_set, FullTensor):
+            return
+        if self._has_default_kernel:
+            shortest, _ = self._lengthscale_interval(kernel.base_kernel)
+            too_few = bool((kernel.base_kernel.lengthscale.detach().double() <= 1.01 * shortest).any())
+        else:
+            too_few = kernel.approximation_error(x.reshape(-1, x.shape[-1])) > MAX_MISSING
+        if too_few:
+            warnings.warn(
+                f"{self._num_functions} functions are too few for the lengthscales that the data ask for. Raise "
+                "num_functions.",
+                ApproximationWarning,
+                stacklevel=4,
+            )
+
+    def update_box(self) -> None:
+        """
+        Make the box for the present lengthscales.
+
+        `fit_gpytorch_mll` does so by itself. Call it between steps of a training loop of your own, in training mode, or
+        after you have set lengthscales by hand.
+        """
+        if self._range is not None:
+            self.covar_module.domain = self._suitable_domain().to(self.train_inputs[0])
+
+    def _suitable_domain(self) -> Domain:
+        assert self._range is not None
+        kernel = self.covar_module
+        most = kernel.num_basis if self._has_default_kernel and isinstance(kernel.index_set, FullTensor) else None
+        return _box_for(kernel.base_kernel, *self._range, most)
+
+    def _needs_other_box(self) -> bool:
+        needed = self._suitable_domain().half_width
+        ratio = needed / self.covar_module.domain.half_width.to(needed)
+        return bool((ratio.log().abs() > math.log(BOX_RATIO)).any())
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """
+        The prior.
+
+        :param x: Inputs `(..., n, d)`.
+        """
+        if self.training:
+            x = self.transform_inputs(x)
+        # BoTorch turns low-rank likelihoods off; with fewer rows than functions the dense one is indeed the faster.
+        normal = ReducedRankNormal if x.shape[-2] > self._num_functions else MultivariateNormal
+        return normal(self.mean_module(x), self.covar_module(x))
+
+    def posterior(  # type: ignore[override]
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> Any:
+        """
+        The posterior at given inputs.
+
+        :param X: Inputs `(*batch, q, d)`.
+        :param output_indices: Which outcomes; all by default.
+        :param observation_noise: Whether to add the noise variance, or the (transformed) variances to add,
+            `(*batch, q, m)`.
+        :param posterior_transform: Applied to the result.
+        """
+        if output_indices is None or self.num_outputs == 1:
+            return super().posterior(X, None, observation_noise, posterior_transform)
+        self.eval()
+        x = self.transform_inputs(X)
+        with gpt_posterior_settings():
+            batch, dim = add_output_dim(X=x, original_batch_shape=self._input_batch_shape)
+            normal = self._apply_noise(X=batch, mvn=self(batch), observation_noise=observation_noise)
+            mean, covariance = normal.mean, normal.lazy_covariance_matrix
+            chosen = choose_outcomes(output_indices, self.num_outputs)
+            normals = [MultivariateNormal(mean.select(dim, i), covariance[(slice(None),) * dim + (i,)]) for i in chosen]
+        return join_outcomes(self, normals, chosen, x, posterior_transform)
+
+
+def _expand(kernel: Kernel, lower: Tensor, upper: Tensor, num_functions: int | None) -> HilbertKernel:
+    """The kernel on a box around a range of inputs."""
+    num_dims = len(lower)
+    if num_dims > MAX_DIMS:
+        raise SizeError(
+            f"HilbertGPModel takes up to {MAX_DIMS} inputs; got {num_dims}. Use TKRRModel(train_X, train_Y), whose "
+            "size is linear in their number, or pass covar_module=HilbertKernel(...) over a sum of kernels of few "
+            "inputs each."
+        )
+    if num_functions is None:
+        num_functions = NUM_FUNCTIONS.get(num_dims, CROSS_NUM_FUNCTIONS)
+    num_basis, index_set = _choose_functions(num_dims, num_functions)
+    hilbert = HilbertKernel(kernel, _box_for(kernel, lower, upper), num_basis, index_set=index_set)
+    if not isinstance(index_set, FullTensor):
+        hilbert._accepted_error = CROSS_ACCEPTED_ERROR
+    return hilbert
+
+
+def _box_for(kernel: Kernel, lower: Tensor, upper: Tensor, num_basis: int | None = None) -> Domain:
+    """
+    The box for a kernel at its present parameters.
+
+    :param kernel: The kernel.
+    :param lower: Lower ends `(D,)`.
+    :param upper: Upper ends `(D,)`.
+    :param num_basis: Functions per dimension, for the default kernel with all products of them: where a batch holds
+        lengthscales so different that no box suits all, it suits the short ones.
+    """
+    num_dims = len(lower)
+    if num_dims > MAX_FULL_DIMS:
+        return choose_domain(kernel, lower, upper, CROSS_BOX_TOLERANCE * num_dims)
+    domain = choose_domain(kernel, lower, upper, BOX_TOLERANCE)
+    if num_basis is None or kernel.lengthscale.shape[:-1].numel() == 1:
+        return domain
+    shortest = kernel.lengthscale.detach().reshape(-1, num_dims).amin(0).to(domain.half_width)
+    image, highest = _quantiles(num_dims)
+    least = (upper - lower) / 2 + image * shortest
+    most = math.pi * num_basis * shortest / (2 * highest * MAX_GROWTH)  # room for it to get shorter
+    return Domain(domain.center, domain.half_width.minimum(least.maximum(most)))
+
+
+def _quantiles(num_dims: int) -> tuple[float, float]:
+    r"""
+    How a box must fit a lengthscale of an RBF kernel: the margin L - S, in lengthscales, where k(2 (L - S)) is what may
+    be missing, and the highest frequency, times the lengthscale, beyond which as much of the variance lies.
+    """
+    missing = MISSING / num_dims if num_dims <= MAX_FULL_DIMS else 2 * MISSING
+    beyond = math.sqrt(2) * float(torch.erfinv(torch.tensor(1 - missing, dtype=torch.float64)))
+    return math.sqrt(-2 * math.log(missing)) / 2, beyond
+
+
+def _represented_lengthscales(domain: Domain, half_range: Tensor, num_basis: int) -> tuple[Tensor, Tensor]:
+    """The shortest and longest lengthscales of an RBF kernel that box and basis represent, `(D,)`."""
+    num_dims = len(half_range)
+    _, half_width = domain.sides(num_dims)
+    image, highest = _quantiles(num_dims)
+    shortest = 2 * highest * half_width / (math.pi * num_basis)
+    return shortest, torch.maximum((half_width - half_range) / image, MAX_GROWTH * shortest)
+
+
+def _choose_functions(num_dims: int, num_functions: int) -> tuple[int, IndexSet]:
+    """Functions per dimension, and which of their products are kept."""
+    if num_dims <= MAX_FULL_DIMS:
+        return max(int(num_functions ** (1 / num_dims) + 1e-9), 1), FullTensor()
+    limit = 1
+    while HyperbolicCross(limit + 1).size([limit + 1] * num_dims) <= num_functions:
+        limit += 1
+    return limit, HyperbolicCross(limit)
+
+
+register_custom_fit(HilbertGPModel)

@@ -1,0 +1,1 @@
+"""Models side by side on the same data: the command `compare`, and saved models."""

@@ -1,0 +1,393 @@
+"""Which model for my data? All of them, on the same splits."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..data.task import Task, check_data
+from ..errors import InputError
+from .contenders import CONTENDERS
+from .isolation import Isolation, Outcome, call
+from .machine import machine_facts
+from .report import html_page, overview_figure, predictions_figure
+from .trial import Split, Trial, as_trial, run_trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+#: Fewer rows are not split into training and test rows.
+MIN_ROWS = 20
+
+#: Imported once, not in the process of every model.
+PRELOAD = ("sklearn.linear_model", "sklearn.ensemble")
+
+#: Scores of each task, the way they are written.
+SCORES: dict[Task, dict[str, str]] = {
+    "regression": {"rmse": "RMSE", "nlpd": "NLPD", "coverage": "95 % coverage", "crps": "CRPS"},
+    "classification": {"error": "error", "nll": "NLL", "calibration_error": "calibration error"},
+}
+
+_COSTS = {"fit_seconds": "fit, s", "predict_seconds": "predict, s", "memory": "memory, MB", "num_parameters": "numbers"}
+
+Model = Any  # an object with `fit` and `predict`
+
+
+@dataclass
+class Comparison:
+    """
+    What :func:`compare` found.
+
+    :param title: What the data are.
+    :param task: Regression or classification.
+    :param trials: One for each model and split.
+    :param facts: Rows, inputs, splits, limits, and the machine.
+    :param notes: Name of a model -> how it was trained.
+
+    Example:
+        >>> import torch, gpytorch_tkrr as tkrr
+        >>> x = torch.rand(100, 2)
+        >>> result = tkrr.compare(x, x[:, 0] + x[:, 1], models=["mean", "linear"], splits=2, isolate=False)
+        >>> list(result.table().columns[:4])
+        ['RMSE', 'NLPD', '95 % coverage', 'CRPS']
+        >>> result.scores().shape[0]  # a row for each model and split
+        4
+        >>> len(result.plot().axes)  # two scores against training time, and the calibration curve
+        3
+    """
+
+    title: str
+    task: Task
+    trials: list[Trial]
+    facts: dict[str, Any]
+    notes: dict[str, str]
+
+    def __str__(self) -> str:
+        return "\n".join([self.title, "", self.table().to_string(), "", *_LEGEND[self.task], *self.remarks()])
+
+    def scores(self) -> DataFrame:
+        """All numbers: a row for each model and split."""
+        import pandas as pd
+
+        rows = [
+            {
+                "model": trial.model,
+                "split": trial.split,
+                "status": trial.status,
+                **{name: trial.scores.get(name) for name in SCORES[self.task]},
+                **{name: getattr(trial, name) for name in _COSTS},
+            }
+            for trial in self.trials
+        ]
+        return pd.DataFrame(rows)
+
+    def table(self) -> DataFrame:
+        """
+        A row for each model: mean ± standard deviation over splits, the best score of each column with an asterisk, or
+        several where they are equal.
+
+        Coverage is best where it is nearest to 95 %. Means are over the splits on which a model came to an end.
+        """
+        import pandas as pd
+
+        head, *rows = self._cells()
+        return pd.DataFrame(rows, columns=head).set_index("model")
+
+    def plot(self) -> Figure:
+        """Scores against training time, and the calibration curve."""
+        return overview_figure(self.trials, self.task, SCORES[self.task])
+
+    def plot_predictions(self) -> Figure:
+        """Predictions against the actual values, a panel for each model."""
+        return predictions_figure(self.trials, self.task)
+
+    def remarks(self) -> list[str]:
+        """How each model was trained, and what prevented those that have no scores."""
+        lines = [f"{name}: {note}" for name, note in self.notes.items() if note]
+        lines += [f"{trial.model}: {trial.status}. {trial.message}" for trial in self.trials if trial.status != "done"]
+        return list(dict.fromkeys(lines))
+
+    def warnings(self) -> list[str]:
+        """What was warned of while the models were trained, each once."""
+        return list(dict.fromkeys(f"{trial.model}: {text}" for trial in self.trials for text in trial.warnings))
+
+    def write(self, directory: str | Path, *, overwrite: bool = False) -> list[Path]:
+        """
+        Write ``report.html``, a page that needs no other file, and ``results.json``.
+
+        :param directory: Made if it does not exist.
+        :param overwrite: Whether files of these names may be replaced.
+        :return: Both paths.
+        """
+        paths = check_output(directory, overwrite=overwrite)
+        facts = ", ".join(f"{key} {value}" for key, value in self.facts.items() if value is not None)
+        figures = [("Accuracy, time and calibration", self.plot()), ("Predictions", self.plot_predictions())]
+        page = html_page(
+            self.title, facts, self._cells(), [*_LEGEND[self.task], *self.remarks(), *self.warnings()], figures
+        )
+        for path, text in zip(paths, (page, self._json()), strict=True):
+            part = path.with_name(path.name + ".part")
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, path)
+        return paths
+
+    def _json(self) -> str:
+        trials = []
+        for trial in self.trials:
+            content = asdict(trial)
+            del content["prediction"]
+            trials.append(content)
+        content = {"title": self.title, "task": self.task, "facts": self.facts, "notes": self.notes, "trials": trials}
+        return json.dumps(content, indent=2) + "\n"
+
+    def _cells(self) -> list[list[str]]:
+        names = list(dict.fromkeys(trial.model for trial in self.trials))
+        columns = {**SCORES[self.task], **_COSTS}
+        values = {name: {column: self._values(name, column) for column in columns} for name in names}
+        best: set[tuple[str, str]] = set()
+        for column in SCORES[self.task]:
+            means = {name: fmean(values[name][column]) for name in names if values[name][column]}
+            losses = {name: abs(mean - 0.95) if column == "coverage" else mean for name, mean in means.items()}
+            least = min(losses.values(), default=math.inf)
+            best |= {(name, column) for name, loss in losses.items() if math.isclose(loss, least, rel_tol=1e-9)}
+        rows = [["model", *columns.values(), "status"]]
+        for name in names:
+            cells = [
+                _format(column, values[name][column]) + (" *" if (name, column) in best else "") for column in columns
+            ]
+            rows.append([name, *cells, self._status(name)])
+        return rows
+
+    def _values(self, name: str, column: str) -> list[float]:
+        done = [trial for trial in self.trials if trial.model == name and trial.status == "done"]
+        values = [trial.scores.get(column) if column in SCORES[self.task] else getattr(trial, column) for trial in done]
+        return [value for value in values if value is not None]
+
+    def _status(self, name: str) -> str:
+        statuses = [trial.status for trial in self.trials if trial.model == name]
+        missing = [status for status in statuses if status != "done"]
+        if not missing:
+            return ""
+        return missing[0] if len(missing) == len(statuses) else f"{missing[0]} ({len(missing)} of {len(statuses)})"
+
+
+_LEGEND: dict[Task, list[str]] = {
+    "regression": [
+        "RMSE and CRPS (continuous ranked probability score) are in the units of the target; NLPD is the mean negative "
+        "log predictive density. Lower is better. Coverage: share of test targets inside the central 95 % interval.",
+    ],
+    "classification": [
+        "error: share of wrong classes. NLL: mean negative log likelihood. Calibration error: mean distance between "
+        "predicted probability and observed frequency, over ten bins. Lower is better.",
+    ],
+}
+_LEGEND = {
+    task: [
+        *lines,
+        "± is the standard deviation over splits; * marks the best mean. Memory is the peak beyond that of the process "
+        "before training. Numbers: weights and hyperparameters that were trained.",
+    ]
+    for task, lines in _LEGEND.items()
+}
+
+
+def _format(column: str, values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    mean, spread = fmean(values), stdev(values) if len(values) > 1 else None
+    if column == "num_parameters":
+        return f"{mean:.0f}"
+    if column == "memory":
+        return f"{mean / 1e6:.0f}"
+    if column == "coverage":
+        return f"{mean:.1%}" + ("" if spread is None else f" ± {100 * spread:.1f}")
+    if column.endswith("seconds"):
+        return f"{mean:.2f}"
+    digits = min(max(0, 3 - math.floor(math.log10(abs(mean)))), 4) if mean else 3
+    return f"{mean:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+
+
+def check_output(directory: str | Path, *, overwrite: bool) -> list[Path]:
+    """
+    The files that a comparison writes; FileExistsError if they may not be replaced.
+
+    :param directory: Made if it does not exist.
+    :param overwrite: Whether files may be replaced.
+    """
+    directory = Path(directory)
+    if directory.exists() and not directory.is_dir():
+        raise NotADirectoryError(f"{directory} is a file; the report needs a folder.")
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / "report.html", directory / "results.json"]
+    for path in paths:
+        if path.exists() and not overwrite:
+            raise FileExistsError(f"{path} exists already. Choose another folder, or overwrite it (--force).")
+    return paths
+
+
+def compare(
+    x: Any,
+    y: Any,
+    *,
+    models: Iterable[str | Model] | Mapping[str, Model] | None = None,
+    task: Task | None = None,
+    train_fraction: float = 0.8,
+    splits: int = 3,
+    max_train: int | None = None,
+    max_test: int = 10_000,
+    seed: int = 0,
+    time_limit: float | None = 300.0,
+    memory_limit: int | None = None,
+    isolate: bool = True,
+    progress: bool = False,
+    title: str = "Comparison of models",
+) -> Comparison:
+    """
+    Train and score models on random splits of the same data.
+
+    A model of your own is an object with `fit(x, y)` and `predict(x)`: tensors in, float64, in the units of the data;
+    `predict` returns means and standard deviations of new observations, or means alone, or for classification the
+    probability of class 1. It is copied for every split. Regressors of scikit-learn can be used as they are, and so can
+    classifiers that have `predict_proba`. An attribute `name` is shown in the table, `num_parameters` as well.
+
+    A model that raises, crashes, or exceeds a limit is reported as such; the others go on.
+
+    :param x: Inputs `(N, D)`: a tensor, an array or a table of numbers.
+    :param y: Targets `(N,)`; for classification two different values of any kind.
+    :param models: Names (see :data:`gpytorch_tkrr.comparison.contenders.CONTENDERS`) and objects, or name -> object.
+        By default all that are known.
+    :param task: "regression" or "classification"; by default classification if `y` has two values.
+    :param train_fraction: Share of the rows that train.
+    :param splits: Number of random splits.
+    :param max_train: Largest number of training rows, drawn at random.
+    :param max_test: Largest number of test rows, drawn at random.
+    :param seed: Seed of splits and models.
+    :param time_limit: Seconds for each model and split; None for no limit.
+    :param memory_limit: Bytes that a model may allocate; None for no limit. Linux only.
+    :param isolate: Whether each model runs in a process of its own. Without, there are no limits and no peak memory.
+    :param progress: Whether to show a progress bar for each model, and a line when it is done.
+    :param title: What the data are, for the report.
+
+    Example:
+        >>> import torch
+        >>> import gpytorch_tkrr as tkrr
+        >>> class Nearest:
+        ...     name = "nearest neighbour"
+        ...     def fit(self, x, y):
+        ...         self.x, self.y = x, y
+        ...     def predict(self, x):
+        ...         return self.y[torch.cdist(x, self.x).argmin(1)]
+        >>> x = torch.rand(100, 2)
+        >>> result = tkrr.compare(x, torch.sin(6 * x[:, 0]), models=["mean", Nearest()], splits=2, isolate=False)
+        >>> list(result.table().index)
+        ['mean', 'nearest neighbour']
+        >>> result.table().loc["nearest neighbour", "RMSE"].endswith("*")
+        True
+    """
+    data = check_data(x, y, task, min_rows=MIN_ROWS)
+    if not 0 < train_fraction < 1 or splits < 1 or max_test < 1 or (max_train is not None and max_train < 2):
+        raise InputError(
+            "train_fraction must lie between 0 and 1, splits and max_test must be at least 1, max_train at least 2; "
+            f"got {train_fraction}, {splits}, {max_test} and {max_train}."
+        )
+    for name, limit in (("time_limit", time_limit), ("memory_limit", memory_limit)):
+        if limit is not None and not limit > 0:
+            raise InputError(f"{name} must be positive; got {limit:g}.")
+    contenders = _named(models, data.task, seed, progress)
+    trials: list[Trial] = []
+    rows = list(_split_rows(len(data.y), train_fraction, splits, max_train, max_test, seed))
+    num_threads = torch.get_num_threads()
+    try:
+        with _runner(isolate, time_limit, memory_limit) as run:
+            for name, model in contenders.items():
+                for number, (train, test) in enumerate(rows, 1):
+                    split = Split(data.x[train], data.y[train], data.x[test], data.y[test])
+                    trial = as_trial(
+                        run(run_trial, name, copy.deepcopy(model), data.task, number, split, num_threads), name, number
+                    )
+                    trial.memory = trial.memory if isolate else None
+                    trials.append(trial)
+                    if progress:
+                        print(_line(trial, data.task, len(rows)), flush=True)
+    except KeyboardInterrupt:
+        done = {(trial.model, trial.split) for trial in trials}
+        left = [(name, number) for name in contenders for number in range(1, splits + 1) if (name, number) not in done]
+        trials += [Trial(name, number, "interrupted") for name, number in left]
+    facts = {
+        "rows": len(data.y),
+        "inputs": data.x.shape[1],
+        "classes": None if data.classes is None else " and ".join(data.classes),
+        "training rows": len(rows[0][0]),
+        "test rows": len(rows[0][1]),
+        "splits": splits,
+        "seed": seed,
+        "time limit, s": time_limit if isolate else None,
+        **machine_facts(),
+    }
+    notes = {name: getattr(model, "note", "") for name, model in contenders.items()}
+    return Comparison(title, data.task, trials, facts, notes)
+
+
+def _named(
+    models: Iterable[str | Model] | Mapping[str, Model] | None, task: Task, seed: int, progress: bool
+) -> dict[str, Model]:
+    """Name -> object."""
+    if models is None:
+        models = CONTENDERS.keys()
+    pairs = models.items() if isinstance(models, Mapping) else ((None, model) for model in models)
+    named: dict[str, Model] = {}
+    for name, model in pairs:
+        if isinstance(model, str):
+            if model not in CONTENDERS:
+                raise InputError(f"There is no model {model!r}; known are {', '.join(CONTENDERS)}.")
+            model = CONTENDERS[model](task=task, seed=seed, progress=progress)
+        elif not (callable(getattr(model, "fit", None)) and callable(getattr(model, "predict", None))):
+            raise InputError(f"A model needs the methods fit and predict; {type(model).__name__} lacks them.")
+        name = name or getattr(model, "name", None) or getattr(model, "title", None) or type(model).__name__
+        if name in named:
+            raise InputError(f"Two models are called {name!r}. Give one of them another `name`.")
+        named[name] = model
+    if not named:
+        raise InputError("There are no models to compare.")
+    return named
+
+
+def _split_rows(
+    num_rows: int, train_fraction: float, splits: int, max_train: int | None, max_test: int, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    num_train = min(max(round(train_fraction * num_rows), 2), num_rows - 1)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(splits):
+        order = torch.randperm(num_rows, generator=generator)
+        yield order[:num_train][:max_train], order[num_train:][:max_test]
+
+
+@contextmanager
+def _runner(isolate: bool, time_limit: float | None, memory_limit: int | None) -> Iterator[Callable[..., Outcome]]:
+    if not isolate:
+        yield call
+        return
+    with Isolation(time_limit, memory_limit, preload=PRELOAD) as isolation:
+        yield isolation.call
+
+
+def _line(trial: Trial, task: Task, splits: int) -> str:
+    head = f"{trial.model:<24} split {trial.split}/{splits}  "
+    if trial.status != "done":
+        return f"{head}{trial.status}: {trial.message}"
+    scores = ", ".join(
+        f"{label} {_format(name, [trial.scores[name]])}" for name, label in SCORES[task].items() if name in trial.scores
+    )
+    return f"{head}{scores}, fit {trial.fit_seconds:.1f} s"

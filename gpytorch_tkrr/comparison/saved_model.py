@@ -1,0 +1,199 @@
+"""A fitted T-KRR model in a file, with the names of the columns that it takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from ..data.files import open_table
+from ..data.parallel import ONE_PROCESS, Processes
+from ..data.source import Shard, summarise
+from ..data.table import Columns, complete_rows, require_complete
+from ..data.task import Task, check_data
+from ..errors import InputError
+from ..inference.als import fit_als
+from ..inference.gibbs import fit_gibbs
+from .contenders import CONTENDERS, ALSContender
+
+#: Changes when files of older versions can no longer be read.
+FORMAT = 1
+
+
+@dataclass
+class SavedModel:
+    """
+    A fitted model and its columns.
+
+    :param method: "tkrr-als" or "tkrr-gibbs".
+    :param contender: The fitted model.
+    :param columns: Its inputs.
+    :param target: Name of its target.
+    :param classes: What classes 0 and 1 stand for, or None for regression.
+    """
+
+    method: str
+    contender: ALSContender
+    columns: Columns
+    target: str
+    classes: tuple[str, str] | None
+
+    def save(self, path: str | Path) -> None:
+        """
+        Write the model, whole or not at all.
+
+        :param path: The file; it is replaced if it exists.
+        """
+        path = Path(path)
+        content = {
+            "format": FORMAT,
+            "method": self.method,
+            "settings": {"rank": self.contender.rank, "num_basis": self.contender.num_basis},
+            "columns": asdict(self.columns),
+            "target": self.target,
+            "classes": self.classes,
+            "state_dict": self.contender.model.state_dict(),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        torch.save(content, part)
+        os.replace(part, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> SavedModel:
+        """
+        Read a model; the file is not trusted (``weights_only=True``).
+
+        :param path: The file.
+        """
+        if not Path(path).is_file():
+            raise InputError(f"There is no file {path}.")
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            known = content["format"] == FORMAT
+        except Exception:  # whatever torch, pickle and zipfile raise for a file of another kind
+            raise InputError(f"{path} is not a model written by `gpytorch-tkrr fit`.") from None
+        if not known:
+            raise InputError(f"{path} has format {content['format']}; this version reads format {FORMAT}. Fit again.")
+        contender = _contender(content["method"], "classification" if content["classes"] else "regression")
+        contender.rank, contender.num_basis = content["settings"]["rank"], content["settings"]["num_basis"]
+        contender.model = contender.new_model().double()
+        contender.model.load_state_dict(content["state_dict"])
+        contender.model.eval()
+        columns = Columns(**content["columns"])
+        return cls(content["method"], contender, columns, content["target"], content["classes"])
+
+    def predict(self, frame: pd.DataFrame, *, drop_missing: bool = False) -> pd.DataFrame:
+        """
+        Predictions for the rows of a table, in their order: `mean`, `sd`, `lower` and `upper` (95 %) of new
+        observations; for classes `probability` (of the second) and `class`.
+
+        :param frame: A table with the input columns, in any order.
+        :param drop_missing: Whether rows with missing values are left without a prediction.
+        """
+        if not drop_missing:
+            require_complete(frame, self.columns.inputs, drop_missing=False)
+        complete = complete_rows(frame, self.columns.inputs)
+        x = torch.as_tensor(self.columns.matrix(frame[complete]), dtype=torch.float64)
+        answer = self.contender.predict(x) if len(x) else (torch.empty(0, dtype=torch.float64),) * 2
+        values: dict[str, Any]
+        if self.classes is not None:
+            probability = (answer if isinstance(answer, torch.Tensor) else answer[0]).numpy()
+            values = {"probability": probability, "class": np.array(self.classes)[(probability >= 0.5).astype(int)]}
+        else:
+            mean, sd = (part.numpy() for part in answer)
+            values = {"mean": mean, "sd": sd, "lower": mean - 1.96 * sd, "upper": mean + 1.96 * sd}
+        return pd.DataFrame(values, index=frame.index[complete]).reindex(frame.index)
+
+
+def fit_table(
+    frame: pd.DataFrame,
+    columns: Columns,
+    target: str,
+    *,
+    task: Task | None = None,
+    method: str = "tkrr-gibbs",
+    rank: int | None = None,
+    num_basis: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> SavedModel:
+    """
+    Fit T-KRR to a table.
+
+    :param frame: The table, without missing values.
+    :param columns: Its inputs.
+    :param target: Name of its target.
+    :param task: Regression or classification; by default classification if the target has two values.
+    :param method: "tkrr-als" or "tkrr-gibbs".
+    :param rank: R; None for the default of the method.
+    :param num_basis: Sines per input; None for the default of the method.
+    :param seed: Seed of the fit.
+    :param progress: Whether to show a progress bar.
+    """
+    data = check_data(columns.matrix(frame), frame[target].to_numpy(), task)
+    contender = _contender(method, data.task)
+    contender.seed, contender.progress = seed, progress
+    contender.rank = contender.rank if rank is None else rank
+    contender.num_basis = contender.num_basis if num_basis is None else num_basis
+    contender.fit(data.x, data.y)
+    return SavedModel(method, contender, columns, target, data.classes)
+
+
+def fit_file(
+    path: str | Path,
+    target: str,
+    *,
+    inputs: Sequence[str] | None = None,
+    method: str = "tkrr-gibbs",
+    rank: int | None = None,
+    num_basis: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+    memory: int = 2 << 30,
+    checkpoint: str | Path | None = None,
+    processes: Processes = ONE_PROCESS,
+) -> SavedModel:
+    """
+    Fit T-KRR to a file that is read in batches, again and again, each process its part of the rows. Regression only.
+
+    :param path: The file; see :func:`~gpytorch_tkrr.open_table`.
+    :param target: Name of its target.
+    :param inputs: Names of its inputs; by default all other columns.
+    :param method: "tkrr-als" or "tkrr-gibbs".
+    :param rank: R; None for the default of the method.
+    :param num_basis: Sines per input; None for the default of the method.
+    :param seed: Seed of the fit.
+    :param progress: Whether to show a progress bar.
+    :param memory: Bytes that may be used to keep what was read.
+    :param checkpoint: A file to go on from if the fit is stopped.
+    :param processes: The processes that fit together.
+    """
+    contender = _contender(method, "regression")
+    contender.rank = contender.rank if rank is None else rank
+    contender.num_basis = contender.num_basis if num_basis is None else num_basis
+    table = open_table(path, target=target, inputs=inputs)
+    rows = Shard(table, processes.rank, processes.size)
+    summary = summarise(rows, group=processes)
+    if summary.variance == 0:
+        raise InputError(f"The target is constant: all values are {summary.mean:g}. There is nothing to learn.")
+    contender.model = contender.new_model().double().to(processes.device)
+    fit = fit_gibbs if method == "tkrr-gibbs" else partial(fit_als, learn_hyperparameters=True)
+    fit(
+        contender.model, data=rows, seed=seed, progress=progress, memory=memory, group=processes, checkpoint=checkpoint
+    )  # fmt: skip
+    contender.model.cpu()
+    return SavedModel(method, contender, Columns(table.inputs), target, None)
+
+
+def _contender(method: str, task: Task) -> ALSContender:
+    contender = CONTENDERS[method](task=task)
+    assert isinstance(contender, ALSContender)
+    return contender

@@ -1,0 +1,1 @@
+"""One factor at a time: CP weights, sums over data, Gaussian conditionals."""

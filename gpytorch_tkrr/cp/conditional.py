@@ -1,0 +1,118 @@
+r"""The Gaussian conditional of one factor's whitened weights.
+
+With prior precision :math:`Q \otimes I` on the whitened weights :math:`w = V^{-1/2} a` their posterior precision is
+
+.. math:: P = V^{1/2} G V^{1/2} / s^2 + Q \otimes I .
+
+Weights are whitened throughout because :math:`V^{-1}` overflows for smooth kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..linalg import jittered_cholesky
+
+
+def whitened_precision(gram: Tensor, variances: Tensor, prior: Tensor) -> Tensor:
+    r"""
+    :math:`P = V^{1/2} G V^{1/2} + Q \otimes I`, differentiable.
+
+    :param gram: G, divided by the noise variance where that is not 1, `(R, M, R, M)`.
+    :param variances: v, `(M,)`.
+    :param prior: Q, `(R, R)`.
+    :return: `(R M, R M)`.
+    """
+    root = variances.sqrt()
+    rank, size = gram.shape[:2]
+    precision = gram * root.reshape(-1, 1, 1) * root
+    precision.diagonal(dim1=1, dim2=3).add_(prior.unsqueeze(-1))
+    return precision.reshape(rank * size, rank * size)
+
+
+class Conditional:
+    r"""
+    A factorised precision matrix: :math:`P = S^{-1} L L^\top S^{-1}` with S chosen to give unit diagonal.
+
+    Unit diagonal makes the factorisation indifferent to the scales of components and functions, which may differ by
+    hundreds of orders of magnitude. If rounding has made the matrix indefinite, a relative jitter is added.
+
+    :param precision: P, `(K, K)`, symmetric.
+    """
+
+    def __init__(self, precision: Tensor):
+        self.scale = _unit_scale(precision.diagonal())
+        self.factor, self.jitter = jittered_cholesky(precision * self.scale.unsqueeze(-1) * self.scale)
+
+    @classmethod
+    def from_gram(cls, gram: Tensor, weight: Tensor, prior: Tensor) -> Conditional:
+        r"""
+        For :math:`P = \operatorname{diag}(u)\, G \operatorname{diag}(u) + \operatorname{diag}(q)`, scaled in two passes
+        over G.
+
+        :param gram: G, `(K, K)`.
+        :param weight: u, `(K,)`.
+        :param prior: q, `(K,)`.
+        """
+        scale = _unit_scale(gram.diagonal() * weight.square() + prior)
+        both = weight * scale
+        scaled = (gram * both.unsqueeze(-1)).mul_(both)
+        scaled.diagonal().fill_(1.0)
+        factor, jitter = jittered_cholesky(scaled)
+        conditional = cls.from_factor(factor, scale)
+        conditional.jitter = jitter
+        return conditional
+
+    @classmethod
+    def from_factor(cls, factor: Tensor, scale: Tensor) -> Conditional:
+        """
+        From a stored factorisation.
+
+        :param factor: L, `(K, K)`.
+        :param scale: S, `(K,)`.
+        """
+        conditional = cls.__new__(cls)
+        conditional.factor, conditional.scale, conditional.jitter = factor, scale, 0.0
+        return conditional
+
+    def solve(self, rhs: Tensor) -> Tensor:
+        """
+        :math:`P^{-1}` times a vector.
+
+        :param rhs: `(K,)`.
+        """
+        return self.scale * torch.cholesky_solve((self.scale * rhs).unsqueeze(-1), self.factor).squeeze(-1)
+
+    def half_solve(self, rhs: Tensor) -> Tensor:
+        r"""
+        :math:`L^{-1} S b`, whose squared norm is :math:`b^\top P^{-1} b`.
+
+        :param rhs: `(K, n)`.
+        """
+        return torch.linalg.solve_triangular(self.factor, self.scale.unsqueeze(-1) * rhs, upper=False)
+
+    def half_covariance(self, noise: Tensor) -> Tensor:
+        r"""
+        :math:`S L^{-\top} \epsilon`, a draw of covariance :math:`P^{-1}` where the noise is standard normal.
+
+        :param noise: `(K,)`.
+        """
+        draw = torch.linalg.solve_triangular(self.factor.mT, noise.unsqueeze(-1), upper=True).squeeze(-1)
+        return self.scale * draw
+
+    def covariance(self) -> Tensor:
+        """:math:`P^{-1}`, `(K, K)`."""
+        return torch.cholesky_inverse(self.factor) * self.scale.unsqueeze(-1) * self.scale
+
+    def logdet(self) -> Tensor:
+        """:math:`\\log |P|`."""
+        return 2 * (self.factor.diagonal().log() - self.scale.log()).sum()
+
+
+def _unit_scale(diagonal: Tensor) -> Tensor:
+    """What makes a diagonal one; where it is finite so are all entries of a positive semi-definite matrix."""
+    if not bool(torch.isfinite(diagonal).all()):
+        raise InputError("The sums over the data overflowed. Are inputs or targets of extreme magnitude?")
+    return diagonal.clamp(min=torch.finfo(torch.float64).tiny).rsqrt()

@@ -1,0 +1,1 @@
+"""Rows: where they come from, which processes share them, how far a fit has come."""

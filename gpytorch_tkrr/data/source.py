@@ -1,0 +1,513 @@
+"""Where data come from: anything that can be iterated again and again in batches of rows."""
+
+from __future__ import annotations
+
+import mmap
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler
+
+from ..errors import InputError
+from .parallel import ONE_PROCESS, Processes, as_processes
+
+#: Rows per batch: few enough for the cache, enough to count distinct values.
+BATCH_ROWS = 65536
+
+#: Rows that the sample of a summary holds at most.
+SAMPLE_ROWS = 16384
+
+
+@dataclass
+class Batch:
+    """
+    Rows of data, float64.
+
+    :param x: Inputs `(n, D)`.
+    :param y: Targets, the mean removed, `(n,)`.
+    :param weight: Row weights `(n,)`, or None for ones.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return self.x.shape[0]
+
+
+Source = Iterable[Sequence[Any]]
+
+
+class RowSource(ABC):
+    """A source that knows its number of rows and reads any range of them without reading the rest."""
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """N."""
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Iterator[tuple[Tensor, ...]]:
+        """
+        Batches of the rows `start` to `stop - 1`.
+
+        :param start: The first row.
+        :param stop: The row after the last.
+        """
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        return self.rows(0, self.num_rows)
+
+
+class TensorSource(RowSource):
+    """
+    Tensors in memory as a source of batches.
+
+    :param x: Inputs `(N, D)`.
+    :param y: Targets `(N,)`.
+    :param weight: Row weights `(N,)`, or None for ones.
+    :param batch_rows: Rows per batch.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, weight: Tensor | None = None, *, batch_rows: int = BATCH_ROWS):
+        self.parts = (x, y) if weight is None else (x, y, weight)
+        self.batch_rows = batch_rows
+        _check_lengths(self.parts)
+
+    @property
+    def num_rows(self) -> int:
+        return self.parts[0].shape[0]
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[Tensor, ...]]:
+        for first in range(start, stop, self.batch_rows):
+            yield tuple(part[first : min(first + self.batch_rows, stop)] for part in self.parts)
+
+
+class ArraySource(RowSource):
+    """
+    NumPy arrays, in memory or mapped from files, as a source of batches.
+
+    Of a :class:`numpy.memmap` no more than a batch is held in memory at a time.
+
+    :param x: Inputs `(N, D)`, of any numeric type.
+    :param y: Targets `(N,)`.
+    :param weight: Row weights `(N,)`, or None for ones.
+    :param batch_rows: Rows per batch.
+
+    Example:
+        >>> import numpy as np
+        >>> import gpytorch_tkrr as tkrr
+        >>> source = tkrr.ArraySource(np.zeros((5, 2), dtype=np.int16), np.arange(5), batch_rows=3)
+        >>> [tuple(x.shape) for x, y in source]
+        [(3, 2), (2, 2)]
+    """
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None, *, batch_rows: int = BATCH_ROWS):
+        self.parts = (x, y) if weight is None else (x, y, weight)
+        self.batch_rows = batch_rows
+        _check_lengths(self.parts)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.parts[0])
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[Tensor, ...]]:
+        for first in range(start, stop, self.batch_rows):
+            rows = slice(first, min(first + self.batch_rows, stop))
+            yield tuple(as_tensor(part[rows]) for part in self.parts)
+            for part in self.parts:
+                release(part)
+
+
+def _check_lengths(parts: Sequence[Any]) -> None:
+    lengths = [part.shape[0] if part.ndim else 1 for part in parts]
+    if len(set(lengths)) > 1:
+        raise InputError(f"Inputs, targets and weights must have the same number of rows; got {lengths}.")
+
+
+def as_tensor(part: Any) -> Tensor:
+    """
+    A tensor, detached, or the float64 tensor of an array of numbers.
+
+    :param part: A tensor or an array.
+    """
+    if isinstance(part, Tensor):
+        return part.detach()
+    if part.dtype.kind not in "biuf":
+        raise InputError(f"Arrays must hold numbers; got one of type {part.dtype}. Convert it by astype(float).")
+    return torch.from_numpy(np.array(part, dtype=np.float64))
+
+
+def release(array: np.ndarray) -> None:
+    """
+    Give the pages of a mapped file back to the system, which would count them as memory of this process.
+
+    :param array: An array, mapped from a file or not.
+    """
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None and getattr(array, "mode", "c") != "c" and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def as_source(data: object) -> Source:
+    """
+    Tensors or arrays, or an iterable of batches that starts afresh each time, as a source.
+
+    :param data: `(x, y)` or `(x, y, weight)`, or an iterable of such batches, for instance a DataLoader.
+    """
+    if isinstance(data, (tuple, list)) and _is_batch(data):
+        if all(isinstance(part, Tensor) for part in data):
+            return TensorSource(*data)
+        return ArraySource(*(part.detach().cpu().numpy() if isinstance(part, Tensor) else part for part in data))
+    if isinstance(data, (str, Mapping, Tensor, np.ndarray)) or not isinstance(data, Iterable):
+        raise InputError(
+            f"data must be a pair of tensors or arrays (x, y), or an iterable of such batches; got a "
+            f"{type(data).__name__}. Open a file with gpytorch_tkrr.open_table(path, target=...)."
+        )
+    if isinstance(data, Iterator):
+        raise InputError(
+            f"data is a one-shot iterator ({type(data).__name__}), but every factor update reads the data again. Pass "
+            "an object whose iteration starts afresh each time: tensors, a list of batches, or a DataLoader."
+        )
+    return data
+
+
+def _is_batch(parts: object) -> bool:
+    """Whether this is (x, y) or (x, y, weight), tensors or arrays."""
+    return (
+        isinstance(parts, (tuple, list))
+        and len(parts) in (2, 3)
+        and all(isinstance(part, (Tensor, np.ndarray)) for part in parts)
+    )
+
+
+def _require_batch(parts: object) -> None:
+    if not _is_batch(parts):
+        kind = type(parts).__name__
+        if isinstance(parts, (tuple, list)) and len(parts) <= 5:
+            kind += f" ({', '.join(type(part).__name__ for part in parts)})"
+        raise InputError(f"Data must come in batches (x, y) or (x, y, weight) of tensors or arrays; got: {kind}.")
+
+
+class Shard(RowSource):
+    """
+    The rows of one process among several: consecutive ones, none twice, none left out.
+
+    The shards of all processes, one after the other, are the source. They differ by at most one row in length and may
+    be empty. Only the rows of the shard are read, except from a plain iterable of batches.
+
+    :param data: See `data` of :func:`~gpytorch_tkrr.fit_als`.
+    :param rank: The number of this process.
+    :param size: The number of processes.
+
+    Example:
+        >>> import torch, gpytorch_tkrr as tkrr
+        >>> data = torch.zeros(7, 2), torch.arange(7.0)
+        >>> [y.tolist() for rank in range(3) for x, y in tkrr.Shard(data, rank, 3)]
+        [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0, 6.0]]
+    """
+
+    def __init__(self, data: Any, rank: int, size: int):
+        if not 0 <= rank < size:
+            raise InputError(f"rank must lie between 0 and size - 1 = {size - 1}; got {rank}.")
+        if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
+            raise InputError(
+                "A shard is made of consecutive rows, but this DataLoader gives them in another order in every pass. "
+                "Make it with shuffle=False."
+            )
+        self.source = as_source(data)
+        total = self.source.num_rows if isinstance(self.source, RowSource) else _count(self.source)
+        self.first_row, self.stop_row = total * rank // size, total * (rank + 1) // size
+
+    @property
+    def num_rows(self) -> int:
+        return self.stop_row - self.first_row
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[Tensor, ...]]:
+        start, stop = self.first_row + start, self.first_row + stop
+        if isinstance(self.source, RowSource):
+            return self.source.rows(start, stop)
+        return select_rows(self.source, start, stop)
+
+
+def _count(source: Source) -> int:
+    total = 0
+    for parts in source:
+        _require_batch(parts)
+        total += len(parts[0])
+    return total
+
+
+def select_rows(batches: Iterable[Sequence[Any]], start: int, stop: int) -> Iterator[tuple[Any, ...]]:
+    """
+    The rows `start` to `stop - 1` of batches that are read one after the other.
+
+    :param batches: Tensors or arrays, the parts of each batch.
+    :param start: The first row.
+    :param stop: The row after the last.
+    """
+    first = 0
+    for parts in batches:
+        last = first + parts[0].shape[0]
+        if last > start and first < stop:
+            yield tuple(part[max(start - first, 0) : stop - first] for part in parts)
+        if last >= stop:
+            return
+        first = last
+
+
+def read_batch(
+    parts: Sequence[Any],
+    *,
+    targets: Callable[[Tensor], Tensor] | None = None,
+    device: torch.device | None = None,
+) -> Batch:
+    """
+    What a source yields, its shapes checked, in float64.
+
+    :param parts: `(x, y)` or `(x, y, weight)`, tensors or arrays.
+    :param targets: Maps raw targets `(n,)` to float64 ones.
+    :param device: Where the batch is moved to; by default it stays where it is.
+    """
+    _require_batch(parts)
+    tensors = (as_tensor(part) for part in parts)
+    x, y, *weight = (part if device is None else part.to(device) for part in tensors)
+    x = x.double().unsqueeze(-1) if x.dim() == 1 else x.double()
+    y, *weight = (part.squeeze(-1) if part.dim() == 2 and part.shape[-1] == 1 else part for part in (y, *weight))
+    if x.dim() != 2 or any(part.shape != x.shape[:1] for part in (y, *weight)):
+        shapes = ", ".join(str(tuple(part.shape)) for part in (x, y, *weight))
+        raise InputError(f"Inputs must have shape (N, D), targets and weights (N,); got {shapes}.")
+    y = y.double() if targets is None else targets(y)
+    return Batch(x, y, weight[0].double() if weight else None)
+
+
+def checked_batches(
+    source: Source,
+    *,
+    targets: Callable[[Tensor], Tensor] | None = None,
+    device: torch.device | None = None,
+) -> Iterator[Batch]:
+    """
+    All batches that are not empty; values that are not finite are an error that names the first row with one.
+
+    :param source: See :func:`as_source`.
+    :param targets: See :func:`read_batch`.
+    :param device: See :func:`read_batch`.
+    """
+    first_row = getattr(source, "first_row", 0)
+    for parts in source:
+        batch = read_batch(parts, targets=targets, device=device)
+        if batch.num_rows:
+            _check_finite(batch, first_row)
+            first_row += batch.num_rows
+            yield batch
+
+
+def _check_finite(batch: Batch, offset: int) -> None:
+    finite = {"inputs": torch.isfinite(batch.x).all(-1), "targets": torch.isfinite(batch.y)}
+    if batch.weight is not None:
+        finite["weights"] = torch.isfinite(batch.weight) & (batch.weight > 0)
+    bad = ~torch.stack(list(finite.values())).all(0)
+    if not bad.any():
+        return
+    first = int(bad.nonzero()[0, 0])
+    name = next(name for name, good in finite.items() if not good[first])
+    if name == "weights":
+        raise InputError(f"Row weights must be positive and finite (the first that is not is in row {offset + first}).")
+    raise InputError(
+        f"The {name} hold NaN or infinite values (the first is in row {offset + first}). Drop or impute these rows."
+    )
+
+
+@dataclass
+class Summary:
+    r"""
+    What one pass over the data tells.
+
+    :param num_rows: N.
+    :param num_dims: D.
+    :param mean: Mean of the targets, weighted.
+    :param variance: Mean squared deviation of the targets from their mean, weighted.
+    :param lower: Smallest inputs `(D,)`.
+    :param upper: Largest inputs `(D,)`.
+    :param mass: The sum of the row weights.
+    :param sample: Inputs of evenly spaced rows `(n, D)`, of all rows where they are few.
+    :param fingerprint: :math:`\sum_n \max(\pm y_n, 0) |x_{nd}|`, `(2, D)`, the same for the same rows in
+        whatever order and batches.
+    :param stride: The sample holds one row in so many.
+
+    Example:
+        >>> import torch, gpytorch_tkrr as tkrr
+        >>> x, y = torch.arange(6.0).reshape(6, 1), torch.arange(6.0)
+        >>> whole, parts = tkrr.summarise((x, y)), [tkrr.summarise((x[i : i + 3], y[i : i + 3])) for i in (0, 3)]
+        >>> (parts[0] + parts[1]).variance == whole.variance  # parts of the rows add up
+        True
+        >>> whole.num_rows, whole.mean, whole.upper.tolist(), whole.num_distinct()
+        (6, 2.5, [5.0], [6])
+    """
+
+    num_rows: int
+    num_dims: int
+    mean: float
+    variance: float
+    lower: Tensor
+    upper: Tensor
+    mass: float
+    sample: Tensor
+    fingerprint: Tensor
+    stride: int = 1
+
+    def __post_init__(self):
+        while self.sample.shape[0] > SAMPLE_ROWS:
+            self.sample, self.stride = self.sample[::2].clone(), 2 * self.stride
+
+    def num_distinct(self) -> list[int]:
+        """How many distinct values each column of the sample has."""
+        return [int(column.unique().numel()) for column in self.sample.mT]
+
+    def to(self, device: torch.device | str) -> Summary:
+        """
+        The same on another device.
+
+        :param device: The device.
+        """
+        names = ("lower", "upper", "sample", "fingerprint")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+    def __add__(self, other: Summary) -> Summary:
+        if self.num_dims != other.num_dims:
+            raise InputError(f"Some rows have {self.num_dims} inputs, others {other.num_dims}.")
+        mass = self.mass + other.mass
+        shift, share = other.mean - self.mean, other.mass / mass
+        stride = max(self.stride, other.stride)
+        samples = [part.sample[:: stride // part.stride] for part in (self, other)]
+        return Summary(
+            self.num_rows + other.num_rows,
+            self.num_dims,
+            self.mean + shift * share,
+            self.variance * (1 - share) + other.variance * share + shift**2 * share * (1 - share),
+            torch.minimum(self.lower, other.lower),
+            torch.maximum(self.upper, other.upper),
+            mass,
+            torch.cat(samples),
+            self.fingerprint + other.fingerprint,
+            stride,
+        )
+
+
+class TrainingData:
+    """
+    A source, its targets prepared: checked, mapped to numbers, freed of the mean and scaled.
+
+    The first pass is made at once; set :attr:`mean` (a function of the inputs), :attr:`scale` and :attr:`inputs` (a map
+    of the inputs, after the mean) after it.
+
+    :param source: See :func:`as_source`; where several processes take part, the rows of this one.
+    :param targets: Maps raw targets `(n,)` to float64 ones.
+    :param processes: The processes that share the data; the summary is that of all of them.
+    :param device: Where batches are moved to; by default they stay where they are.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        targets: Callable[[Tensor], Tensor] | None = None,
+        processes: Processes = ONE_PROCESS,
+        device: torch.device | None = None,
+    ):
+        self.source = source
+        self.targets = targets
+        self.processes = processes
+        self.device = device
+        self.mean: Callable[[Tensor], Tensor] | None = None
+        self.inputs: Callable[[Tensor], Tensor] | None = None
+        self.scale = 1.0
+        self.own: Summary | None = None  # of the rows of this process
+        self.summary, self.first_row = self._summarise()
+
+    def __iter__(self) -> Iterator[Batch]:
+        count, fingerprint = 0, torch.zeros(())
+        for parts in self.source:
+            batch = read_batch(parts, targets=self.targets, device=self.device)
+            if batch.num_rows == 0:
+                continue
+            count += batch.num_rows
+            fingerprint = fingerprint.to(batch.x) + _fingerprint(batch)
+            if self.mean is not None:
+                batch.y = batch.y - self.mean(batch.x)
+            batch.y = batch.y / self.scale
+            if self.inputs is not None:
+                batch.x = self.inputs(batch.x)
+            yield batch
+        self._require_same_rows(count, fingerprint)
+
+    def _require_same_rows(self, count: int, fingerprint: Tensor) -> None:
+        """An error where a later pass has brought other rows than the first."""
+        expected = 0 if self.own is None else self.own.num_rows
+        remedy = "Every factor update reads them again: they must not change during a fit."
+        if count != expected:
+            raise InputError(f"The data had {expected} rows in the first pass and {count} in a later one. {remedy}")
+        if self.own is not None and not torch.allclose(fingerprint.cpu(), self.own.fingerprint.cpu(), 1e-9, 0.0):
+            raise InputError(
+                "The data had other rows in a later pass than in the first, though as many. A DataLoader with shuffle "
+                f"and drop_last leaves out others each time. {remedy}"
+            )
+
+    def _summarise(self) -> tuple[Summary, int]:
+        """The summary of all rows, and the number of rows that other processes hold before those of this one."""
+        summaries = self.processes.collect(self._summarise_own)
+        present = [summary for summary in summaries if summary is not None]
+        if not present:
+            raise InputError("There are no rows of data.")
+        total = reduce(operator.add, present)
+        before = [summary.num_rows for summary in summaries[: self.processes.rank] if summary is not None]
+        return total if self.device is None else total.to(self.device), sum(before)
+
+    def _summarise_own(self) -> Summary | None:
+        total: Summary | None = None
+        for batch in checked_batches(self.source, targets=self.targets, device=self.device):
+            weight = torch.ones_like(batch.y) if batch.weight is None else batch.weight
+            mass = float(weight.sum())
+            mean = float(weight @ batch.y) / mass
+            variance = float(weight @ (batch.y - mean) ** 2) / mass
+            lower, upper = batch.x.amin(0), batch.x.amax(0)
+            summary = Summary(
+                batch.num_rows, batch.x.shape[1], mean, variance, lower, upper, mass, batch.x, _fingerprint(batch)
+            )
+            total = summary if total is None else total + summary
+        self.own = total
+        return total if total is None or self.processes.size == 1 else total.to("cpu")
+
+
+def _fingerprint(batch: Batch) -> Tensor:
+    """See :class:`Summary`; sums of positive numbers, so that rounding stays relative."""
+    return torch.stack([batch.y.clamp(min=0), -batch.y.clamp(max=0)]) @ batch.x.abs()
+
+
+def summarise(data: Any, *, group: Any = None) -> Summary:
+    """
+    One pass over the data: number of rows, mean and variance of the targets, range of the inputs.
+
+    :param data: See `data` of :func:`~gpytorch_tkrr.fit_als`.
+    :param group: See `group` of :func:`~gpytorch_tkrr.fit_als`.
+
+    Example:
+        >>> import torch, gpytorch_tkrr as tkrr
+        >>> summary = tkrr.summarise((torch.tensor([[0.0], [4.0]]), torch.tensor([1.0, 2.0])))
+        >>> summary.num_rows, summary.mean
+        (2, 1.5)
+        >>> tkrr.Domain.from_bounds(summary.lower, summary.upper, boundary_factor=1.5)
+        Domain([-1, 5])
+    """
+    return TrainingData(as_source(data), processes=as_processes(group)).summary

@@ -1,0 +1,1 @@
+"""From a kernel object to functions and their variances: box, basis, spectral density, expansion."""

@@ -1,0 +1,205 @@
+"""Which products of one-dimensional functions enter a multi-dimensional basis."""
+
+from __future__ import annotations
+
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+
+import torch
+from torch import Tensor
+
+from ..errors import SizeError
+
+#: No basis with more functions than this is built: its Gram matrix alone would take 0.8 GB.
+MAX_FUNCTIONS = 10_000
+
+
+def as_num_basis(num_basis: int | Sequence[int] | Tensor) -> int | tuple[int, ...]:
+    """
+    Numbers of functions as Python integers, or an error that says what is wrong.
+
+    :param num_basis: One number for all dimensions, or one for each. Integers of NumPy and torch will do.
+    """
+    given = num_basis.tolist() if isinstance(num_basis, Tensor) else num_basis
+    try:
+        sizes = tuple(map(operator.index, given)) if isinstance(given, Iterable) else operator.index(given)
+    except TypeError as error:
+        raise TypeError(
+            f"num_basis must be a whole number or one per input dimension; got {num_basis!r}. Round it with int()."
+        ) from error
+    if (sizes if isinstance(sizes, int) else min(sizes, default=0)) < 1:
+        raise SizeError(f"num_basis must be at least 1 in every dimension; got {num_basis}.")
+    return sizes
+
+
+class IndexSet(ABC):
+    """
+    A rule that keeps some of the multi-indices :math:`1 \\le j_d \\le M_d`.
+
+    Example:
+        >>> import gpytorch, gpytorch_tkrr as tkrr
+        >>> rules: list[tkrr.IndexSet] = [tkrr.FullTensor(), tkrr.TotalDegree(12), tkrr.HyperbolicCross(10)]
+        >>> [rule.size([10, 10, 10]) for rule in rules]
+        [1000, 220, 53]
+    """
+
+    @abstractmethod
+    def _extend(self, value: Tensor, index: Tensor, num_remaining: int) -> tuple[Tensor, Tensor]:
+        """
+        Add one dimension to partial multi-indices.
+
+        :param value: What the rule has accumulated for each partial multi-index, `(K, 1)`.
+        :param index: The candidates :math:`j_d` of the next dimension, `(1, M_d)`.
+        :param num_remaining: How many dimensions follow.
+        :return: The accumulated values `(K, M_d)` and whether each pair can be completed.
+        """
+
+    @abstractmethod
+    def _start(self) -> int:
+        """The accumulated value of the empty multi-index."""
+
+    def indices(self, num_basis: Sequence[int]) -> Tensor:
+        """
+        The kept multi-indices in lexicographic order.
+
+        :param num_basis: :math:`M_1 \\ldots M_D`.
+        :return: `(M, D)`, int64, each entry between 1 and :math:`M_d`.
+        """
+        return _cached_indices(self, tuple(num_basis))
+
+    def _levels(self, num_basis: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+        """
+        How the kept multi-indices grow: for each dimension the partial multi-indices that go on, and by which function.
+        """
+        levels = []
+        value = torch.full((1,), self._start(), dtype=torch.long)
+        for d, num in enumerate(num_basis):
+            candidates = torch.arange(1, num + 1)
+            values, possible = self._extend(value.unsqueeze(-1), candidates.unsqueeze(0), len(num_basis) - d - 1)
+            rows, columns = possible.nonzero(as_tuple=True)
+            self._check_size(len(rows), num_basis)  # each partial multi-index can be completed by ones
+            levels.append((rows, columns))
+            value = values[rows, columns]
+        if not len(value):
+            raise SizeError(f"{self} keeps no function at all in {len(num_basis)} dimensions. Raise its limit.")
+        return levels
+
+    def size(self, num_basis: Sequence[int]) -> int:
+        """Number of kept multi-indices."""
+        return len(self.indices(num_basis))
+
+    def products(self, factors: Sequence[Tensor]) -> Tensor:
+        """
+        The kept products of one-dimensional functions.
+
+        :param factors: Values of the functions of each dimension, `(..., M_d)`.
+        :return: `(..., M)`, in the order of :meth:`indices`.
+        """
+        levels = _cached_levels(self, tuple(factor.shape[-1] for factor in factors))
+        device = factors[0].device
+        products = torch.ones_like(factors[0][..., :1].mT)  # (..., M, n): whole rows are copied
+        for factor, (rows, columns) in zip(factors, levels, strict=True):  # products that begin alike are shared
+            products = products.index_select(-2, rows.to(device)) * factor.mT.contiguous().index_select(
+                -2, columns.to(device)
+            )
+        return products.mT
+
+    def _check_size(self, size: int, num_basis: Sequence[int]) -> None:
+        if size > MAX_FUNCTIONS:
+            raise SizeError(
+                f"{self} with num_basis {list(num_basis)} keeps more than {MAX_FUNCTIONS} functions. Use fewer "
+                "functions per dimension, a HyperbolicCross or TotalDegree index set with a smaller limit, or the "
+                "CP-weight model TKRR, whose size is linear in the number of dimensions."
+            )
+
+
+@dataclass(frozen=True)
+class FullTensor(IndexSet):
+    """
+    All products, :math:`\\prod_d M_d` of them.
+
+    Example:
+        >>> from gpytorch_tkrr import FullTensor
+        >>> FullTensor().indices([2, 2]).tolist()
+        [[1, 1], [1, 2], [2, 1], [2, 2]]
+    """
+
+    def _start(self) -> int:
+        return 0
+
+    def _extend(self, value: Tensor, index: Tensor, num_remaining: int) -> tuple[Tensor, Tensor]:
+        values = value + 0 * index
+        return values, torch.ones_like(values, dtype=torch.bool)
+
+    def size(self, num_basis: Sequence[int]) -> int:
+        return math.prod(num_basis)
+
+    def _levels(self, num_basis: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+        self._check_size(self.size(num_basis), num_basis)
+        return super()._levels(num_basis)
+
+    def products(self, factors: Sequence[Tensor]) -> Tensor:
+        return reduce(lambda left, right: (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2), factors)
+
+
+@dataclass(frozen=True)
+class TotalDegree(IndexSet):
+    """
+    Products with :math:`\\sum_d j_d \\le K`.
+
+    :param limit: K, at least the number of dimensions.
+
+    Example:
+        >>> from gpytorch_tkrr import TotalDegree
+        >>> TotalDegree(3).indices([9, 9]).tolist()
+        [[1, 1], [1, 2], [2, 1]]
+    """
+
+    limit: int
+
+    def _start(self) -> int:
+        return 0
+
+    def _extend(self, value: Tensor, index: Tensor, num_remaining: int) -> tuple[Tensor, Tensor]:
+        values = value + index
+        return values, values + num_remaining <= self.limit
+
+
+@dataclass(frozen=True)
+class HyperbolicCross(IndexSet):
+    """
+    Products with :math:`\\prod_d j_d \\le K`: high frequencies in one dimension at a time.
+
+    :param limit: K, at least 1.
+
+    Example:
+        >>> from gpytorch_tkrr import HyperbolicCross
+        >>> HyperbolicCross(2).indices([9, 9]).tolist()
+        [[1, 1], [1, 2], [2, 1]]
+    """
+
+    limit: int
+
+    def _start(self) -> int:
+        return 1
+
+    def _extend(self, value: Tensor, index: Tensor, num_remaining: int) -> tuple[Tensor, Tensor]:
+        values = value * index
+        return values, values <= self.limit
+
+
+@lru_cache(maxsize=64)
+def _cached_levels(index_set: IndexSet, num_basis: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+    return index_set._levels(num_basis)
+
+
+@lru_cache(maxsize=64)
+def _cached_indices(index_set: IndexSet, num_basis: tuple[int, ...]) -> Tensor:
+    kept = torch.zeros(1, 0, dtype=torch.long)
+    for rows, columns in _cached_levels(index_set, num_basis):
+        kept = torch.cat([kept[rows], columns.unsqueeze(-1) + 1], dim=-1)
+    return kept

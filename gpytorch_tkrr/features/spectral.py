@@ -1,0 +1,628 @@
+r"""Spectral densities of GPyTorch kernel objects.
+
+The convention is that of angular frequencies,
+
+.. math:: k(t) = (2 \pi)^{-D} \int S(\omega) e^{i \omega^\top t} d\omega.
+
+A density is a rule registered for a kernel class. Leaves (RBF, Matern, ...) have a formula; scales, sums and products
+combine the densities of their children. All values are float64 and carry gradients to the kernel's raw parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add, mul
+
+import numpy as np
+import torch
+from gpytorch.kernels import (
+    AdditiveKernel,
+    AdditiveStructureKernel,
+    ConstantKernel,
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    PiecewisePolynomialKernel,
+    PolynomialKernel,
+    ProductKernel,
+    ProductStructureKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
+from torch import Tensor
+
+from ..errors import InputError, UnsupportedKernelError
+from .bessel import bessel_j0, count_harmonics, log_bessel_k, periodic_variances
+
+Density = Callable[[Kernel, Tensor, tuple[int, ...]], Tensor]
+Frequencies = dict[int, Tensor]  # input column -> angular frequencies (..., M)
+
+
+def spectral_density(kernel: Kernel, omega: Tensor) -> Tensor:
+    r"""
+    The spectral density of a stationary kernel,
+
+    .. math:: S(\omega) = \int k(t) e^{-i \omega^\top t} dt.
+
+    Covered are RBF, Matern, rational quadratic, spectral mixture and piecewise polynomial kernels (the last in up to
+    three dimensions), scales and sums of them, products over disjoint input dimensions and, over shared ones, products
+    of RBF kernels and of periodic kernels with any of the above. :func:`register_spectral_density` adds others.
+
+    The rational quadratic density with :math:`\alpha \le D / 2` is infinite at :math:`\omega = 0`.
+
+    :param kernel: The kernel.
+    :param omega: Angular frequencies `(M, D)`, one column per input dimension that the kernel sees, that is after its
+        own ``active_dims``.
+    :return: Densities `(*kernel.batch_shape, M)`, float64, differentiable in the kernel's parameters.
+    :raises UnsupportedKernelError: Names the node of the kernel tree that has no density.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gpytorch_tkrr.features.spectral import spectral_density
+        >>> kernel = RBFKernel(ard_num_dims=2)
+        >>> kernel.lengthscale = torch.tensor([[1.0, 2.0]])
+        >>> spectral_density(kernel, torch.tensor([[0.0, 0.0], [1.0, 0.5]])).detach()  # 2 pi l_1 l_2 exp(...)
+        tensor([12.5664,  4.6229], dtype=torch.float64)
+    """
+    omega = _as_omega(omega)
+    num_dims = omega.shape[-1]
+    return _restricted_density(kernel, omega, tuple(range(num_dims)), num_dims)
+
+
+def marginal_density(kernel: Kernel, omega: Tensor, dims: Sequence[int], *, num_dims: int | None = None) -> Tensor:
+    r"""
+    The spectral density of a kernel restricted to some of its input columns, the lag in all others held at zero,
+
+    .. math:: S_A(\omega_A) = \int k(t_A, 0) e^{-i \omega_A^\top t_A} dt_A.
+
+    :param kernel: The kernel.
+    :param omega: Angular frequencies `(M, len(dims))`.
+    :param dims: The columns kept, numbered as the kernel sees them, that is after its own ``active_dims``.
+    :param num_dims: D, the number of columns that the kernel sees. By default it is read off ``ard_num_dims`` and
+        ``active_dims``; most kernels without either do not depend on it.
+    :return: Densities `(*kernel.batch_shape, M)`, float64, differentiable in the kernel's parameters.
+    :raises UnsupportedKernelError: Names the node of the kernel tree that has no density.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.kernels import MaternKernel
+        >>> from gpytorch_tkrr.features.spectral import marginal_density
+        >>> kernel = MaternKernel(nu=0.5, ard_num_dims=3)
+        >>> kernel.lengthscale = torch.tensor([[1.0, 2.0, 3.0]])
+        >>> marginal_density(kernel, torch.tensor([[0.1], [1.0]]), dims=(1,)).detach()  # 2 l / (1 + (l w)^2)
+        tensor([3.8462, 0.8000], dtype=torch.float64)
+    """
+    omega = _as_omega(omega)
+    dims = tuple(int(d) for d in dims)
+    if num_dims is None:
+        num_dims = _known_num_dims(kernel)
+        if num_dims is None and any(isinstance(m, _NEED_NUM_DIMS) for m in kernel.modules()):
+            raise InputError(
+                f"The {type(kernel).__name__} depends on how many input columns it sees, and neither ard_num_dims nor "
+                "active_dims says so. Pass num_dims."
+            )
+        num_dims = num_dims or max(dims, default=0) + 1
+    if not dims or len(set(dims)) < len(dims) or min(dims) < 0 or max(dims) >= num_dims:
+        raise InputError(f"dims must be distinct columns between 0 and {num_dims - 1}; got {dims}.")
+    if omega.shape[-1] != len(dims):
+        raise InputError(f"omega must have one column for each of dims={dims}; got shape {tuple(omega.shape)}.")
+    return _restricted_density(kernel, omega, dims, num_dims)
+
+
+def has_density(kernel: Kernel, num_dims: int) -> bool:
+    """
+    Whether a kernel has a spectral density over all the input columns it sees.
+
+    A sum over different columns, a constant, a linear or a periodic kernel has none.
+
+    :param kernel: The kernel.
+    :param num_dims: D, the number of input columns that the kernel sees.
+    """
+    try:
+        with torch.no_grad():
+            spectral_density(kernel, torch.ones(1, num_dims, dtype=torch.float64, device=kernel.device))
+    except UnsupportedKernelError:
+        return False
+    return True
+
+
+def register_spectral_density(kernel_class: type[Kernel]) -> Callable[[Density], Density]:
+    r"""
+    Decorator that registers the spectral density of a kernel class.
+
+    The function takes `kernel`, `omega` and `dims` and returns the density of the kernel restricted to the columns
+    `dims` (see :func:`marginal_density`; in :func:`spectral_density` they are all its columns). `omega` is float64
+    `(..., M, len(dims))`, where leading dimensions, if any, broadcast with ``kernel.batch_shape``; the result is
+    `(*kernel.batch_shape, M)`, or broadcasts to it. Subclasses inherit the density as long as they do not override
+    ``forward``. A later registration replaces an earlier one.
+
+    :param kernel_class: The class.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+        >>> from gpytorch_tkrr.features.spectral import register_spectral_density, spectral_density
+        >>> class SechKernel(Kernel):
+        ...     has_lengthscale = True
+        ...     def forward(self, x1, x2, diag=False, **params):
+        ...         t = self.covar_dist(x1 / self.lengthscale, x2 / self.lengthscale, diag=diag, **params)
+        ...         return 1 / torch.cosh(t)
+        >>> @register_spectral_density(SechKernel)
+        ... def sech_density(kernel, omega, dims):  # in one dimension
+        ...     scale = torch.pi * kernel.lengthscale.double().squeeze(-1)  # (*batch, 1)
+        ...     return scale / torch.cosh(scale * omega.squeeze(-1) / 2)
+        >>> kernel = ScaleKernel(SechKernel(active_dims=0)) * RBFKernel(active_dims=1)
+        >>> spectral_density(kernel, torch.tensor([[0.1, 0.1], [1.0, 2.0]])).detach()
+        tensor([2.6008, 0.6067], dtype=torch.float64)
+    """
+    if not (isinstance(kernel_class, type) and issubclass(kernel_class, Kernel)):
+        raise TypeError(
+            f"register_spectral_density takes a subclass of gpytorch.kernels.Kernel; got {kernel_class!r}. Write "
+            "@register_spectral_density(MyKernel) above the function, with the class itself and not one of its objects."
+        )
+
+    def decorator(density: Density) -> Density:
+        def rule(node: _Node, frequencies: Frequencies) -> Tensor:
+            kept = [column for column in node.columns if column in frequencies]
+            dims = tuple(node.columns.index(column) for column in kept)
+            omega = torch.stack(torch.broadcast_tensors(*(frequencies[column] for column in kept)), dim=-1)
+            return density(node.kernel, omega, dims)
+
+        _RULES[kernel_class] = rule
+        return density
+
+    return decorator
+
+
+@dataclass(frozen=True)
+class _Node:
+    """
+    A kernel inside a tree.
+
+    :param kernel: The kernel.
+    :param columns: The columns of the root's input that the kernel sees, in the order in which it sees them.
+    :param path: How to reach it from the root, such as ``AdditiveKernel.kernels[1]``.
+    """
+
+    kernel: Kernel
+    columns: tuple[int, ...]
+    path: str
+
+    def __post_init__(self) -> None:
+        ard_num_dims = self.kernel.ard_num_dims
+        if ard_num_dims is not None and ard_num_dims != len(self.columns):
+            raise InputError(
+                f"{self} has ard_num_dims={ard_num_dims} but sees {len(self.columns)} input columns. One frequency "
+                "column is needed per input column, counted after active_dims."
+            )
+        if len(set(self.columns)) < len(self.columns):
+            raise self.unsupported("its active_dims repeat a column.")
+
+    def __str__(self) -> str:
+        name = type(self.kernel).__name__
+        return self.path if self.path == name else f"{self.path}: {name}"
+
+    def child(self, kernel: Kernel, name: str) -> _Node:
+        """A child that the parent calls, so that the child's ``active_dims`` select among the parent's columns."""
+        columns = self.columns
+        if kernel.active_dims is not None:
+            active_dims = kernel.active_dims.reshape(-1).tolist()
+            if max(active_dims) >= len(columns):
+                raise InputError(
+                    f"{self.path}.{name}: {type(kernel).__name__} has active_dims={active_dims} but its parent sees "
+                    f"{len(columns)} columns."
+                )
+            columns = tuple(columns[d] for d in active_dims)
+        return _Node(kernel, columns, f"{self.path}.{name}")
+
+    def children(self) -> list[_Node]:
+        """The terms of a sum or the factors of a product."""
+        return [self.child(kernel, f"kernels[{i}]") for i, kernel in enumerate(self.kernel.kernels)]
+
+    def base(self) -> _Node:
+        """The child of a ScaleKernel, which repeats its child's ``active_dims`` and bypasses the child's own."""
+        return _Node(self.kernel.base_kernel, self.columns, f"{self.path}.base_kernel")
+
+    def support(self) -> set[int]:
+        """The columns that the kernel depends on: a sum or a product may leave some of those it sees unused."""
+        if _is(self.kernel, AdditiveKernel) or _is(self.kernel, ProductKernel):
+            return set().union(*(child.support() for child in self.children()))
+        if _is(self.kernel, ScaleKernel):
+            return self.base().support()
+        return set() if _is(self.kernel, ConstantKernel) else set(self.columns)
+
+    def unsupported(self, reason: str) -> UnsupportedKernelError:
+        return UnsupportedKernelError(f"{self} has no spectral density: {reason}")
+
+
+Rule = Callable[[_Node, Frequencies], Tensor]
+_RULES: dict[type[Kernel], Rule] = {}
+
+_FINITE_BASIS = (ConstantKernel, LinearKernel, PeriodicKernel, PolynomialKernel)
+_NEED_NUM_DIMS = (PiecewisePolynomialKernel, ProductStructureKernel)
+
+
+def _rule(kernel: Kernel) -> Rule | None:
+    """The rule of the nearest registered class, unless `forward` has been overridden since."""
+    for cls in type(kernel).__mro__:
+        if cls in _RULES:
+            return _RULES[cls] if type(kernel).forward is cls.forward else None
+    return None
+
+
+def _register_node(kernel_class: type[Kernel]) -> Callable[[Rule], Rule]:
+    """Registers a rule that needs the node itself: its children or the number of its columns."""
+
+    def decorator(rule: Rule) -> Rule:
+        _RULES[kernel_class] = rule
+        return rule
+
+    return decorator
+
+
+def _is(kernel: Kernel, kernel_class: type[Kernel]) -> bool:
+    return isinstance(kernel, kernel_class) and type(kernel).forward is kernel_class.forward
+
+
+def _density(node: _Node, frequencies: Frequencies) -> Tensor:
+    """The density of a node restricted to the columns that `frequencies` names."""
+    unseen = sorted(set(frequencies) - set(node.columns))
+    if unseen:
+        raise node.unsupported(
+            f"it is constant along input column(s) {unseen}. A sum over different columns has a basis, but no density "
+            "in all of them."
+        )
+    rule = _rule(node.kernel)
+    if rule is None:
+        if isinstance(node.kernel, _FINITE_BASIS):
+            raise node.unsupported("it is a finite sum of basis functions, which have no density on their own.")
+        name = type(node.kernel).__name__
+        raise node.unsupported(
+            f"none is registered for {name}, and none is inherited through a forward of its own. If it is stationary, "
+            "register a function that returns densities (*kernel.batch_shape, M) at frequencies (M, len(dims)):\n\n"
+            f"    @gpytorch_tkrr.register_spectral_density({name})\n"
+            f"    def density(kernel, omega, dims): ..."
+        )
+    return rule(node, frequencies)
+
+
+def _restricted_density(kernel: Kernel, omega: Tensor, dims: tuple[int, ...], num_dims: int) -> Tensor:
+    if kernel.active_dims is not None and kernel.active_dims.numel() != num_dims:
+        raise InputError(
+            f"The {type(kernel).__name__} has active_dims={kernel.active_dims.tolist()} and so sees "
+            f"{kernel.active_dims.numel()} columns, not {num_dims}. Frequencies are counted after active_dims."
+        )
+    node = _Node(kernel, tuple(range(num_dims)), type(kernel).__name__)
+    density = _density(node, {d: omega[:, i] for i, d in enumerate(dims)})
+    try:
+        return density.expand(*kernel.batch_shape, omega.shape[0])
+    except RuntimeError as error:
+        raise InputError(
+            f"The density of {node} came out with shape {tuple(density.shape)}; a registered density must broadcast to "
+            f"{(*kernel.batch_shape, omega.shape[0])}."
+        ) from error
+
+
+def _as_omega(omega: Tensor) -> Tensor:
+    if not isinstance(omega, Tensor) or omega.dim() != 2 or omega.shape[-1] == 0:
+        found = tuple(omega.shape) if isinstance(omega, Tensor) else type(omega).__name__
+        raise InputError(f"omega must be a tensor of angular frequencies of shape (M, D); got {found}.")
+    if not torch.isfinite(omega).all():
+        raise InputError("omega must be finite; it holds NaN or infinite values.")
+    return omega.double()
+
+
+def _known_num_dims(kernel: Kernel) -> int | None:
+    """How many columns a kernel sees, as far as its own or its children's settings tell."""
+    if kernel.active_dims is not None:
+        return kernel.active_dims.numel()
+    if kernel.ard_num_dims is not None:
+        return kernel.ard_num_dims
+    if isinstance(kernel, ScaleKernel):
+        return _known_num_dims(kernel.base_kernel)
+    if isinstance(kernel, ProductStructureKernel):
+        return kernel.num_dims
+    if isinstance(kernel, AdditiveKernel | ProductKernel):
+        known = [
+            _known_num_dims(child) if child.active_dims is None else int(child.active_dims.max()) + 1
+            for child in kernel.kernels
+        ]
+        return max((n for n in known if n is not None), default=None)
+    return None
+
+
+def _lengthscale(kernel: Kernel, dims: Iterable[int]) -> Tensor:
+    """Lengthscales of the kept columns, `(*batch, 1, len(dims))`, whether there is one for all or one for each."""
+    lengthscale = kernel.lengthscale.double()
+    dims = list(dims) if lengthscale.shape[-1] > 1 else [0 for _ in dims]
+    return lengthscale[..., dims]
+
+
+def _gaussian(precision: Tensor, omega: Tensor) -> Tensor:
+    r"""
+    The density of :math:`\exp(-\tfrac12 \sum_d p_d t_d^2)`.
+
+    :param precision: :math:`p`, `(..., 1, D)`.
+    :param omega: `(..., M, D)`.
+    """
+    return torch.exp(-omega.square() / (2 * precision) + 0.5 * torch.log(2 * math.pi / precision)).prod(dim=-1)
+
+
+@register_spectral_density(RBFKernel)
+def _rbf(kernel: Kernel, omega: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return _gaussian(_lengthscale(kernel, dims) ** -2, omega)
+
+
+@register_spectral_density(MaternKernel)
+def _matern(kernel: Kernel, omega: Tensor, dims: tuple[int, ...]) -> Tensor:
+    r"""
+    .. math:: S = \frac{2^D \pi^{D/2} \Gamma(\nu + D/2) (2 \nu)^\nu}{\Gamma(\nu)} \prod_d \ell_d \,
+        \bigl(2 \nu + \|\ell \omega\|^2\bigr)^{-(\nu + D/2)}.
+    """
+    nu, half = kernel.nu, len(dims) / 2
+    lengthscale = _lengthscale(kernel, dims)
+    log_constant = half * math.log(4 * math.pi) + math.lgamma(nu + half) - math.lgamma(nu) + nu * math.log(2 * nu)
+    squared = (lengthscale * omega).square().sum(dim=-1)  # (*batch, M)
+    return math.exp(log_constant) * lengthscale.prod(dim=-1) * (2 * nu + squared) ** (-nu - half)
+
+
+@register_spectral_density(RQKernel)
+def _rational_quadratic(kernel: Kernel, omega: Tensor, dims: tuple[int, ...]) -> Tensor:
+    r"""
+    A Gamma mixture of Gaussian densities. With :math:`\nu = \alpha - D/2` and :math:`x = \sqrt{2 \alpha}\,
+    \|\ell \omega\|`:
+
+    .. math:: S = \frac{2 (2 \pi)^{D/2} \alpha^\alpha}{\Gamma(\alpha)} \prod_d \ell_d \,
+        (2 \alpha)^{-\nu} x^\nu K_\nu(x).
+    """
+    half = len(dims) / 2
+    alpha = kernel.alpha.double()  # (*batch, 1)
+    lengthscale = _lengthscale(kernel, dims)
+    squared = 2 * alpha * (lengthscale * omega).square().sum(dim=-1)  # (*batch, M)
+    positive = torch.where(squared > 0, squared, torch.ones_like(squared))
+    x = torch.where(squared > 0, positive.sqrt(), torch.zeros_like(squared))  # no 0 / 0 in the gradient of the root
+    nu = alpha - half
+    log_constant = alpha * torch.log(alpha) - torch.lgamma(alpha) - nu * torch.log(2 * alpha)
+    log_constant = log_constant + math.log(2) + half * math.log(2 * math.pi)
+    return lengthscale.prod(dim=-1) * torch.exp(log_constant + log_bessel_k(nu, x))
+
+
+@register_spectral_density(SpectralMixtureKernel)
+def _spectral_mixture(kernel: Kernel, omega: Tensor, dims: tuple[int, ...]) -> Tensor:
+    r"""
+    A product over dimensions of sums over components,
+    :math:`\prod_d \sum_q w_q e^{-2 \pi^2 \sigma_{qd}^2 t_d^2} \cos(2 \pi \mu_{qd} t_d)`: one pair of Gaussians, at
+    :math:`\pm 2 \pi \mu_{qd}`, per component and dimension.
+    """
+    weights = kernel.mixture_weights.double()  # (*batch, Q)
+    means = 2 * math.pi * kernel.mixture_means.double()[..., list(dims)]  # (*batch, Q, 1, D)
+    scales = 2 * math.pi * kernel.mixture_scales.double()[..., list(dims)]
+    omega = omega.unsqueeze(-3)  # (..., 1, M, D)
+    precision = scales.square()
+    bumps = torch.exp(-(omega - means).square() / (2 * precision)) + torch.exp(
+        -(omega + means).square() / (2 * precision)
+    )
+    bumps = 0.5 * math.sqrt(2 * math.pi) / scales * bumps  # (*batch, Q, M, D)
+    density = (weights[..., None, None] * bumps).sum(dim=-3).prod(dim=-1)  # (*batch, M)
+    return density * weights.sum(dim=-1, keepdim=True) ** (kernel.ard_num_dims - len(dims))
+
+
+@_register_node(PiecewisePolynomialKernel)
+def _piecewise_polynomial(node: _Node, frequencies: Frequencies) -> Tensor:
+    r"""
+    The radial transform over the compact support :math:`r \le 1`, by Gauss-Legendre quadrature of the kernel's own
+    profile on enough panels for the highest frequency:
+
+    .. math:: S = \prod_d \ell_d \int_0^1 k(r) g_D(s, r) dr, \qquad s = \|\ell \omega\|, \qquad g_D = 2 \cos(s r),\
+        2 \pi r J_0(s r),\ 4 \pi r^2 \operatorname{sinc}(s r).
+
+    The profile depends on the number of columns that the kernel sees, the transform on how many are kept.
+    """
+    kept = [column for column in node.columns if column in frequencies]
+    if len(kept) > 3:
+        raise node.unsupported(f"its radial transform is there for 1, 2 or 3 dimensions; these are {len(kept)}.")
+    lengthscale = _lengthscale(node.kernel, (node.columns.index(column) for column in kept))
+    omega = torch.stack(torch.broadcast_tensors(*(frequencies[column] for column in kept)), dim=-1)
+    # the tiny shift keeps the gradient of the root finite at zero
+    s = ((lengthscale * omega).square().sum(dim=-1) + 1e-300).sqrt().unsqueeze(-1)  # (*batch, M, 1)
+
+    num_panels = 1 + int(s.detach().max() / 20) if s.numel() else 1
+    nodes, weights = (torch.as_tensor(a, device=s.device) for a in np.polynomial.legendre.leggauss(24))
+    edges = torch.arange(num_panels, device=s.device).unsqueeze(-1)
+    r = ((edges + (nodes + 1) / 2) / num_panels).flatten()
+    weights = (weights / (2 * num_panels)).repeat(num_panels)
+
+    unit = PiecewisePolynomialKernel(q=node.kernel.q).to(device=s.device, dtype=torch.float64)
+    unit.lengthscale = 1.0
+    points = torch.zeros(r.numel(), len(node.columns), dtype=torch.float64, device=s.device)
+    points[:, 0] = r
+    with torch.no_grad():
+        profile = weights * unit.forward(torch.zeros_like(points[:1]), points).squeeze(-2)
+
+    if len(kept) == 1:
+        waves = 2 * torch.cos(s * r)
+    elif len(kept) == 2:
+        waves = 2 * math.pi * r * bessel_j0(s * r)
+    else:
+        waves = 4 * math.pi * r.square() * torch.sinc(s * r / math.pi)
+    density = waves @ profile  # positive but for round-off
+    return lengthscale.prod(dim=-1) * density.clamp_min(0.0)
+
+
+@_register_node(ScaleKernel)
+def _scale(node: _Node, frequencies: Frequencies) -> Tensor:
+    return node.kernel.outputscale.double().unsqueeze(-1) * _density(node.base(), frequencies)
+
+
+@_register_node(AdditiveKernel)
+def _sum(node: _Node, frequencies: Frequencies) -> Tensor:
+    return reduce(add, (_density(child, frequencies) for child in node.children()))
+
+
+@_register_node(ProductKernel)
+def _product(node: _Node, frequencies: Frequencies) -> Tensor:
+    return _product_density(node, node.children(), frequencies)
+
+
+@_register_node(ProductStructureKernel)
+def _product_structure(node: _Node, frequencies: Frequencies) -> Tensor:
+    """The product over columns of the base kernel of one column."""
+    base = node.child(node.kernel.base_kernel, "base_kernel")
+    _check_structure_base(base)
+    absent = len(base.columns) - len(frequencies)
+    return reduce(mul, (_density(base, {c: omega}) for c, omega in frequencies.items()), _variance(base) ** absent)
+
+
+def _check_structure_base(base: _Node) -> None:
+    """A column-wise base must mean the same on one column as it does restricted to that column."""
+    structures = (AdditiveStructureKernel, ProductStructureKernel)
+    for part in base.kernel.modules():
+        if isinstance(part, (SpectralMixtureKernel, PiecewisePolynomialKernel, *structures)):
+            raise base.unsupported(f"{type(part).__name__} on one column is not its restriction to that column.")
+        if isinstance(part, AdditiveKernel | ProductKernel) and any(k.active_dims is not None for k in part.kernels):
+            raise base.unsupported("active_dims inside a structure kernel's base have no meaning column by column.")
+
+
+def _product_density(node: _Node, factors: Iterable[_Node], frequencies: Frequencies) -> Tensor:
+    """
+    The density of a product: factors that share columns are taken together, the groups multiply.
+
+    :param node: The product, for error messages.
+    """
+    factors, multiplier = _flatten(factors)
+    groups = _group_by_columns(factors)
+    unseen = set(frequencies).difference(*(columns for columns, _ in groups))
+    if unseen:
+        raise node.unsupported(f"it is constant along input column(s) {sorted(unseen)}.")
+    density = multiplier
+    for columns, group in groups:
+        kept = {column: omega for column, omega in frequencies.items() if column in columns}
+        if kept:
+            density = density * _shared_density(node, group, kept)
+        else:
+            density = reduce(mul, map(_variance, group), density)
+    return density
+
+
+def _flatten(factors: Iterable[_Node]) -> tuple[list[_Node], Tensor]:
+    """Nested products and scales as one list of factors and what multiplies them, `(*batch, 1)`."""
+    leaves: list[_Node] = []
+    multiplier = torch.ones((), dtype=torch.float64)
+    pending = list(factors)
+    while pending:
+        factor = pending.pop(0)
+        if _is(factor.kernel, ScaleKernel):
+            multiplier = multiplier * factor.kernel.outputscale.double().unsqueeze(-1)
+            pending.insert(0, factor.base())
+        elif _is(factor.kernel, ProductKernel):
+            pending = factor.children() + pending
+        elif _is(factor.kernel, ConstantKernel):
+            multiplier = multiplier * factor.kernel.constant.double()
+        else:
+            leaves.append(factor)
+    return leaves, multiplier
+
+
+def _group_by_columns(factors: list[_Node]) -> list[tuple[set[int], list[_Node]]]:
+    """Groups of factors that share columns, directly or through others, each with its columns."""
+    groups: list[tuple[set[int], list[_Node]]] = []
+    for factor in factors:
+        columns, members = factor.support(), [factor]
+        apart = []
+        for group in groups:
+            if group[0] & columns:
+                columns, members = columns | group[0], group[1] + members
+            else:
+                apart.append(group)
+        groups = [*apart, (columns, members)]
+    return groups
+
+
+def _shared_density(node: _Node, factors: list[_Node], frequencies: Frequencies) -> Tensor:
+    """The density of a product of factors that share columns."""
+    if len(factors) == 1:
+        return _density(factors[0], frequencies)
+
+    for i, factor in enumerate(factors):
+        rest = factors[:i] + factors[i + 1 :]
+        if _is(factor.kernel, AdditiveKernel):
+            return reduce(add, (_product_density(node, [child, *rest], frequencies) for child in factor.children()))
+        if _is(factor.kernel, PeriodicKernel):
+            return _shifted_density(node, factor, rest, frequencies)
+
+    if all(_is(factor.kernel, RBFKernel) for factor in factors):
+        precision: dict[int, Tensor] = {}  # precisions add, column by column
+        for factor in factors:
+            scales = _lengthscale(factor.kernel, range(len(factor.columns))).unbind(-1)  # each (*batch, 1)
+            for column, scale in zip(factor.columns, scales, strict=True):
+                precision[column] = precision.get(column, 0) + scale**-2
+        return reduce(mul, (_gaussian(precision[c].unsqueeze(-1), w.unsqueeze(-1)) for c, w in frequencies.items()))
+
+    names = " x ".join(type(factor.kernel).__name__ for factor in factors)
+    raise node.unsupported(
+        f"{names} share input columns, where only products of RBF kernels, and of periodic kernels with kernels that "
+        "have a density, are known. Use separate active_dims, or a kernel class of your own."
+    )
+
+
+def _shifted_density(node: _Node, periodic: _Node, rest: list[_Node], frequencies: Frequencies) -> Tensor:
+    r"""
+    A periodic kernel :math:`\prod_d \sum_j q_j \cos(j \omega_d t_d)` times another kernel: copies of the other density,
+    shifted by :math:`\pm j \omega_d` and weighted by :math:`q_j / 2`.
+    """
+    kept = [column for column in periodic.columns if column in frequencies]
+    lengthscale = periodic.kernel.lengthscale.double().squeeze(-2)  # (*batch, 1 or D)
+    period = periodic.kernel.period_length.double().squeeze(-2)
+    if not kept:
+        return _product_density(node, rest, frequencies)
+
+    weights = torch.ones(1, dtype=torch.float64, device=period.device)  # (*batch, H)
+    shifts: dict[int, Tensor] = {}
+    for column in kept:
+        d = periodic.columns.index(column)
+        a = 1 / lengthscale[..., d if lengthscale.shape[-1] > 1 else 0]  # (*batch)
+        step = 2 * math.pi / period[..., d if period.shape[-1] > 1 else 0]
+        q = periodic_variances(a, count_harmonics(a))
+        q = torch.cat([q[..., 1:].flip(-1) / 2, q[..., :1], q[..., 1:] / 2], dim=-1)  # (*batch, 2 J + 1)
+        j = torch.arange(q.shape[-1], device=q.device) - q.shape[-1] // 2
+        shift = step.unsqueeze(-1) * j
+        num_old, num_new = weights.shape[-1], q.shape[-1]
+        shifts = {c: s.repeat_interleave(num_new, dim=-1) for c, s in shifts.items()}
+        shifts[column] = shift.repeat(*[1] * (shift.dim() - 1), num_old)
+        weights = (weights.unsqueeze(-1) * q.unsqueeze(-2)).flatten(-2)
+
+    shifted = {}
+    for column, omega in frequencies.items():
+        moved = omega.unsqueeze(-1) - shifts.get(column, torch.zeros_like(weights)).unsqueeze(-2)  # (*batch, M, H)
+        shifted[column] = moved.flatten(-2)
+    density = _product_density(node, rest, shifted)  # (*batch, M H)
+    num_frequencies = next(iter(frequencies.values())).shape[-1]
+    density = density.unflatten(-1, (num_frequencies, weights.shape[-1]))
+    return (density * weights.unsqueeze(-2)).sum(dim=-1)
+
+
+def _variance(node: _Node) -> Tensor:
+    """The value k(0) of a stationary kernel, `(*batch, 1)`: what it contributes where its lag is held at zero."""
+    kernel = node.kernel
+    if _is(kernel, ScaleKernel):
+        return kernel.outputscale.double().unsqueeze(-1) * _variance(node.base())
+    if _is(kernel, ConstantKernel):
+        return kernel.constant.double()
+    if _is(kernel, AdditiveKernel):
+        return reduce(add, map(_variance, node.children()))
+    if _is(kernel, ProductKernel):
+        return reduce(mul, map(_variance, node.children()))
+    if _is(kernel, ProductStructureKernel):
+        base = node.child(kernel.base_kernel, "base_kernel")
+        return _variance(base) ** len(base.columns)
+    if _rule(kernel) is None and not _is(kernel, PeriodicKernel):
+        raise node.unsupported("it is not known to be stationary, so its variance at lag zero may depend on the input.")
+    origin = torch.zeros(1, len(node.columns), dtype=kernel.dtype, device=kernel.device)
+    return kernel.forward(origin, origin, diag=True).double()

@@ -1,0 +1,1 @@
+"""The reduced-rank kernel inside GPyTorch: operator, likelihood, prediction."""

@@ -1,0 +1,212 @@
+r"""All that a Gaussian process on fixed features needs of its data.
+
+With :math:`y = c 1 + \Phi a + \epsilon`, :math:`a \sim N(0, V)`, :math:`\epsilon \sim N(0, s^2)`, the marginal
+likelihood and the posterior of the weights depend on the data through
+
+.. math:: \Phi^\top \Phi, \qquad \Phi^\top y, \qquad \Phi^\top 1, \qquad y^\top y, \qquad 1^\top y, \qquad N,
+
+which are collected in one pass over the rows. Afterwards v, :math:`s^2` and c are free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor, nn
+
+from ..data.parallel import ONE_PROCESS, Processes
+from ..data.source import Source, checked_batches
+from ..errors import InputError
+from ..linalg import robust_cholesky
+from .capacitance import capacitance_terms, root
+from .operator import HilbertLinearOperator
+from .prediction import WeightPosterior, split_covariance
+
+#: Numbers held at a time as features of a batch of rows.
+CHUNK_NUMBERS = 1 << 22
+
+
+class FeatureSums(nn.Module):
+    r"""
+    Sums over the rows of a source, float64, for targets from which a number near their mean is taken first.
+
+    :param gram: :math:`\Phi^\top \Phi`, `(M, M)`.
+    :param rhs: :math:`\Phi^\top (y - y_0)`, `(M,)`.
+    :param ones: :math:`\Phi^\top 1`, `(M,)`.
+    :param square: :math:`\sum_n (y_n - y_0)^2`.
+    :param total: :math:`\sum_n (y_n - y_0)`.
+    :param count: N.
+    :param shift: :math:`y_0`.
+    :param rows: The rows of inputs at the edges of the data: with the smallest or largest value of a column, `(P, D)`.
+    """
+
+    NAMES = ("gram", "rhs", "ones", "square", "total", "count", "shift", "rows")
+    gram: Tensor
+    rhs: Tensor
+    ones: Tensor
+    square: Tensor
+    total: Tensor
+    count: Tensor
+    shift: Tensor
+    rows: Tensor
+
+    def __init__(self, *sums: Tensor):
+        super().__init__()
+        for name, value in zip(self.NAMES, sums, strict=True):
+            self.register_buffer(name, value)
+
+    @classmethod
+    def empty(cls) -> FeatureSums:
+        """Sums that are to be loaded from a `state_dict`."""
+        return cls(*(torch.zeros((0,) * dims, dtype=torch.float64) for dims in (2, 1, 1, 0, 0, 0, 0, 2)))
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return int(self.count)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> FeatureSums:
+        """Move to another device; stay in float64."""
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        return super()._apply(move, recurse)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        for name in self.NAMES:
+            if prefix + name in state_dict:
+                value, old = state_dict[prefix + name], getattr(self, name)
+                if value.shape != old.shape:
+                    setattr(self, name, old.new_empty(value.shape))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def centered(self, constant: Tensor) -> tuple[Tensor, Tensor]:
+        r"""
+        :math:`\Phi^\top (y - c)`, `(M,)`, and :math:`\sum_n (y_n - c)^2`.
+
+        :param constant: c, a scalar.
+        """
+        change = constant.double() - self.shift
+        return self.rhs - change * self.ones, self.square - 2 * change * self.total + change**2 * self.count
+
+    def log_marginal(self, variances: Tensor, constant: Tensor, noise: Tensor) -> Tensor:
+        r"""
+        :math:`\log N(y; c 1, \Phi V \Phi^\top + s^2 I)`, differentiable in all arguments.
+
+        :param variances: v, `(M,)`.
+        :param constant: c.
+        :param noise: :math:`s^2`.
+        """
+        noise = noise.double()
+        rhs, square = self.centered(constant)
+        logdet, fitted = capacitance_terms(variances.double() / noise, self.gram, rhs.unsqueeze(-1))
+        misfit = (square - fitted.squeeze(-1)) / noise + self.count * (2 * math.pi * noise).log()
+        return -(misfit + logdet) / 2
+
+    def posterior(self, variances: Tensor, constant: Tensor, noise: Tensor) -> WeightPosterior:
+        """
+        The posterior of the weights.
+
+        :param variances: v, `(M,)`.
+        :param constant: c.
+        :param noise: :math:`s^2`.
+        """
+        noise = noise.double()
+        scale, factor = self._capacitance(variances, noise)
+        rhs, _ = self.centered(constant)
+        mean = scale * torch.cholesky_solve((scale * rhs / noise).unsqueeze(-1), factor).squeeze(-1)
+        identity = torch.eye(scale.shape[-1], dtype=scale.dtype, device=scale.device)
+        inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
+        return WeightPosterior(mean, scale.unsqueeze(-1) * inverse.mT)
+
+    def _capacitance(self, variances: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        r""":math:`V^{1/2}`, and the Cholesky factor of :math:`I + V^{1/2} \Phi^\top \Phi V^{1/2} / s^2`."""
+        scale = root(variances.double())
+        identity = torch.eye(scale.shape[-1], dtype=scale.dtype, device=scale.device)
+        return scale, robust_cholesky(identity + scale.unsqueeze(-1) * (self.gram / noise) * scale)
+
+
+@torch.no_grad()
+def collect_sums(kernel: Kernel, source: Source, processes: Processes = ONE_PROCESS) -> FeatureSums:
+    """
+    The sums of a kernel's features, in one pass over the rows.
+
+    :param kernel: Evaluates to a :class:`~gpytorch_tkrr.hilbert.operator.HilbertLinearOperator`.
+    :param source: The rows of this process.
+    :param processes: The processes that take part; the sums are those of all of them.
+    """
+    device = next(kernel.parameters()).device
+    own: list[FeatureSums] = []
+
+    def collect() -> tuple[float, Tensor] | None:
+        for sums in _running_sums(kernel, source, device):
+            own[:] = [sums]
+        return (float(own[0].shift), own[0].rows.cpu()) if own else None
+
+    facts = [fact for fact in processes.collect(collect) if fact is not None]
+    if not facts:
+        raise InputError("There are no rows of data.")
+    rows = _at_edges(torch.cat([rows for _, rows in facts])).to(device)
+    shift = torch.tensor(facts[0][0], dtype=torch.float64, device=device)
+    size = low_rank_part(kernel, rows).num_features
+    if own:
+        (rhs, square), total = own[0].centered(shift), own[0].total - (shift - own[0].shift) * own[0].count
+        parts = [own[0].gram, rhs, own[0].ones, square, total, own[0].count]
+    else:
+        parts = [shift.new_zeros(shape) for shape in ((size, size), size, size, (), (), ())]
+    packed = processes.sum(torch.cat([part.reshape(-1) for part in parts]))
+    parts = [
+        piece.reshape_as(part) for piece, part in zip(packed.split([p.numel() for p in parts]), parts, strict=True)
+    ]
+    return FeatureSums(*parts, shift, rows)
+
+
+def _running_sums(kernel: Kernel, source: Source, device: torch.device) -> Iterator[FeatureSums]:
+    """The sums so far after each batch; always the same object."""
+    sums: FeatureSums | None = None
+    for batch in checked_batches(source, device=device):
+        if batch.weight is not None:
+            raise InputError("A HilbertGP takes no row weights: its noise is the same for all rows.")
+        if sums is None:
+            size = low_rank_part(kernel, batch.x[:1]).num_features
+            zeros = [batch.y.new_zeros(shape) for shape in ((size, size), size, size, (), (), ())]
+            sums = FeatureSums(*zeros, batch.y.mean(), batch.x[:1])
+        for x, y in zip(
+            *(part.split(max(CHUNK_NUMBERS // len(sums.rhs), 1)) for part in (batch.x, batch.y)), strict=True
+        ):
+            low_rank, residual = low_rank_part(kernel, x), y - sums.shift
+            sums.gram += low_rank.gram()
+            sums.rhs += low_rank.features.mT @ residual
+            sums.ones += low_rank.features.sum(-2)
+            sums.square += residual @ residual
+            sums.total += residual.sum()
+            sums.count += len(y)
+        sums.rows = _at_edges(torch.cat([sums.rows, batch.x]))
+        yield sums
+
+
+def _at_edges(x: Tensor) -> Tensor:
+    """For each column of x `(n, D)` the rows with its smallest and its largest value, at most 2 D of them."""
+    return x[torch.cat([x.argmin(0), x.argmax(0)]).unique()]
+
+
+def low_rank_part(kernel: Kernel, x: Tensor) -> HilbertLinearOperator:
+    """
+    Features and variances of a kernel at rows of training data, whatever mode the kernel is in.
+
+    :param kernel: A :class:`~gpytorch_tkrr.HilbertKernel`, scaled or not.
+    :param x: Inputs `(n, D)`.
+    """
+    modules = [module for module in kernel.modules() if not module.training]
+    try:
+        kernel.train()
+        return split_covariance(kernel(x).evaluate_kernel())[0]
+    finally:
+        for module in modules:
+            module.training = False

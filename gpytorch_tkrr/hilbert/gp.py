@@ -1,0 +1,274 @@
+"""A Gaussian process that has read its data once and keeps sums over them only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch import settings
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean, Mean, ZeroMean
+from gpytorch.models import GP
+from linear_operator.operators import ConstantDiagLinearOperator, LinearOperator
+from torch import Tensor
+
+from ..data.parallel import as_processes
+from ..data.source import as_source
+from ..errors import InputError, NotFittedError, UnsupportedKernelError
+from .feature_sums import FeatureSums, collect_sums, low_rank_part
+from .kernel import HilbertKernel
+from .prediction import HilbertPredictionStrategy
+
+
+class HilbertGP(GP):
+    r"""
+    A Gaussian process with a :class:`~gpytorch_tkrr.HilbertKernel` for data of any size, read once, in batches.
+
+    One pass collects :math:`\Phi^\top \Phi`, :math:`\Phi^\top y`, :math:`\Phi^\top 1`, :math:`y^\top y` and N. After it
+    hyperparameters are trained and predictions made without the data, and with the same results as by an
+    :class:`~gpytorch.models.ExactGP` with the same kernel. Memory does not depend on N.
+
+    It is used like one: in train mode ``model(*model.train_inputs)`` is the prior at the data, whose likelihood
+    :class:`~gpytorch.mlls.ExactMarginalLogLikelihood` takes for ``model.train_targets``; in eval mode ``model(x)`` is
+    the posterior. Since the rows are gone, `train_inputs` are those at the edges of the data and `train_targets` a
+    placeholder without memory.
+
+    :param data: `(x, y)`, or an iterable of such batches, see `data` of :func:`~gpytorch_tkrr.fit_als`; None for a
+        model that is to be loaded from a `state_dict`.
+    :param likelihood: A GaussianLikelihood.
+    :param kernel: A :class:`~gpytorch_tkrr.HilbertKernel`, or one inside a ScaleKernel; stored as `covar_module`. Its
+        box must hold all inputs; :func:`~gpytorch_tkrr.summarise` tells their range.
+    :param mean_module: A ConstantMean or ZeroMean; by default a ConstantMean that starts at the mean of the targets.
+    :param group: See `group` of :func:`~gpytorch_tkrr.fit_als`: each process passes rows of its own, all hold the sums
+        over all rows.
+
+    Example:
+        >>> import gpytorch, torch, gpytorch_tkrr as tkrr
+        >>> batches = [(x, torch.sin(6 * x[:, 0])) for x in torch.rand(10, 100, 1)]
+        >>> domain = tkrr.Domain.from_bounds(torch.zeros(1), torch.ones(1), boundary_factor=4.0)
+        >>> kernel = tkrr.HilbertKernel(gpytorch.kernels.RBFKernel(), domain, num_basis=30)
+        >>> model = tkrr.HilbertGP(batches, gpytorch.likelihoods.GaussianLikelihood(), kernel)
+        >>> mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        >>> for _ in range(20):
+        ...     optimizer.zero_grad()
+        ...     loss = -mll(model(*model.train_inputs), model.train_targets)
+        ...     loss.backward()
+        ...     optimizer.step()
+        >>> x = torch.linspace(0.1, 0.9, 5).unsqueeze(-1)
+        >>> bool((model.likelihood(model.eval()(x)).mean - torch.sin(6 * x[:, 0])).abs().max() < 0.01)
+        True
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        likelihood: GaussianLikelihood,
+        kernel: Kernel,
+        *,
+        mean_module: Mean | None = None,
+        group: Any = None,
+    ):
+        super().__init__()
+        if not isinstance(likelihood, GaussianLikelihood) or likelihood.noise.numel() != 1:
+            raise InputError(
+                "HilbertGP takes a GaussianLikelihood with one noise variance for all rows; got a "
+                f"{type(likelihood).__name__}."
+            )
+        if not isinstance(mean_module, (ConstantMean, ZeroMean, type(None))):
+            raise InputError(
+                "HilbertGP keeps no rows, so its mean must be a ConstantMean or a ZeroMean; got a "
+                f"{type(mean_module).__name__}. Subtract another mean from the targets, or put a LinearKernel into the "
+                "kernel."
+            )
+        self.likelihood = likelihood
+        self.covar_module = kernel
+        self.mean_module = ConstantMean().to(likelihood.noise) if mean_module is None else mean_module
+        _check_kernel(kernel)
+        self.sums = FeatureSums.empty() if data is None else collect_sums(kernel, as_source(data), as_processes(group))
+        if data is not None and mean_module is None:
+            self.mean_module.initialize(constant=self.sums.shift + self.sums.total / self.sums.count)
+        self._strategy: HilbertPredictionStrategy | None = None
+
+    @property
+    def train_inputs(self) -> tuple[Tensor]:
+        """The rows of inputs at the edges of the data, `(P, D)`: all that is kept of them."""
+        if self.sums.num_rows == 0:
+            raise NotFittedError("The model has seen no data. Pass data, or load a state_dict.")
+        return (self.sums.rows.to(self.likelihood.noise.dtype),)
+
+    @property
+    def train_targets(self) -> Tensor:
+        """Stands for the targets in :class:`~gpytorch.mlls.ExactMarginalLogLikelihood`: `(N,)`, all NaN, no memory."""
+        return self.likelihood.noise.new_full((), torch.nan).expand(self.sums.num_rows)
+
+    def _constant(self) -> Tensor:
+        """The value of the mean."""
+        return self.mean_module(self.train_inputs[0][:1]).squeeze(-1)
+
+    def _variances(self) -> Tensor:
+        low_rank = low_rank_part(self.covar_module, self.train_inputs[0])
+        if low_rank.num_features != len(self.sums.rhs):
+            raise InputError(
+                f"The kernel has {low_rank.num_features} functions, but the sums over the data are of "
+                f"{len(self.sums.rhs)}. Make the model with the kernel that it was saved with."
+            )
+        if low_rank.features.requires_grad:
+            raise _trained_basis()
+        return low_rank.variances
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """
+        The prior.
+
+        :param x: Inputs `(..., n, D)`.
+        """
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    def __call__(self, *inputs: Tensor, **kwargs: Any) -> MultivariateNormal:
+        if self.training:
+            if len(inputs) != 1 or not torch.equal(inputs[0], self.train_inputs[0]):
+                raise RuntimeError(
+                    "In train mode a HilbertGP is called as model(*model.train_inputs): it has kept sums over its data "
+                    "only. For predictions call model.eval() first."
+                )
+            constant = self._constant()
+            return SummedNormal(
+                constant.detach().expand(self.sums.num_rows),
+                SummedLinearOperator(self._variances(), constant, sums=self.sums),
+            )
+        (x,) = inputs
+        x = x.unsqueeze(-1) if x.dim() == 1 else x
+        if x.shape[-1] != self.train_inputs[0].shape[-1]:
+            num_dims = self.train_inputs[0].shape[-1]
+            raise InputError(f"Inputs must have {num_dims} columns, as the data; got shape {tuple(x.shape)}.")
+        prior = self.forward(x)
+        if settings.prior_mode.on():
+            return prior
+        mean, covariance = self.prediction_strategy.exact_prediction(
+            prior.mean, prior.lazy_covariance_matrix, prior.lazy_covariance_matrix
+        )
+        return MultivariateNormal(mean, covariance)
+
+    @property
+    def prediction_strategy(self) -> HilbertPredictionStrategy:
+        """Predicts from the posterior of the weights, which is computed once after training."""
+        is_detached = settings.detach_test_caches.on()
+        if self._strategy is not None and is_detached:
+            return self._strategy
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not is_detached):
+            posterior = self.sums.posterior(self._variances(), self._constant(), self.likelihood.noise)
+        prior = self.forward(self.train_inputs[0])
+        strategy = HilbertPredictionStrategy(
+            self.train_inputs, prior, self.train_targets, self.likelihood, self.covar_module, posterior
+        )
+        if is_detached:
+            self._strategy = strategy
+        return strategy
+
+    def train(self, mode: bool = True) -> HilbertGP:
+        if mode:
+            self._strategy = None
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> HilbertGP:
+        self._strategy = None
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._strategy = None
+        super()._load_from_state_dict(*args)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_strategy": None}
+
+
+def _check_kernel(kernel: Kernel) -> None:
+    parts = [module for module in kernel.modules() if isinstance(module, HilbertKernel)]
+    if len(parts) != 1:
+        raise UnsupportedKernelError(
+            f"HilbertGP takes a HilbertKernel, scaled or not; got a {type(kernel).__name__} that holds {len(parts)} of "
+            "them. Put the whole kernel inside one HilbertKernel(kernel, domain, num_basis)."
+        )
+    if kernel.batch_shape:
+        raise UnsupportedKernelError(
+            f"HilbertGP takes no batch of kernels; got batch_shape {tuple(kernel.batch_shape)}."
+        )
+    (part,) = parts
+    if part.domain.num_dims is None:
+        return
+    if any(tensor.requires_grad for tensor in part.expansion().basis_parameters()):
+        raise _trained_basis()
+
+
+def _trained_basis() -> UnsupportedKernelError:
+    return UnsupportedKernelError(
+        "The basis functions depend on a parameter that is trained (the period of a PeriodicKernel), but the data are "
+        "read once only. Fix it: kernel.raw_period_length.requires_grad_(False)."
+    )
+
+
+class SummedLinearOperator(LinearOperator):
+    r"""
+    Stands for :math:`\Phi V \Phi^\top`, or :math:`\Phi V \Phi^\top + s^2 I`, of rows that are no longer there.
+
+    :param variances: v, `(M,)`.
+    :param constant: The mean of all rows.
+    :param noise: :math:`s^2`, a scalar, or None.
+    :param sums: Sums over the rows.
+    """
+
+    def __init__(self, variances: Tensor, constant: Tensor, noise: Tensor | None = None, *, sums: FeatureSums):
+        super().__init__(variances, constant, *([] if noise is None else [noise]), sums=sums)
+        self.variances, self.constant, self.noise, self.sums = variances, constant, noise, sums
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.variances.dtype
+
+    def _size(self) -> torch.Size:
+        return torch.Size((self.sums.num_rows, self.sums.num_rows))
+
+    def _transpose_nonbatch(self) -> SummedLinearOperator:
+        return self
+
+    def __add__(self, other: Any) -> LinearOperator:
+        if self.noise is None and isinstance(other, ConstantDiagLinearOperator):
+            return self.__class__(self.variances, self.constant, other.diag_values.squeeze(-1), sums=self.sums)
+        return self._refuse()
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            "The covariance of the training rows is not available: a HilbertGP keeps sums over its data only. Their "
+            "log marginal likelihood is, and predictions are made in eval mode."
+        )
+
+    _matmul = _diagonal = _getitem = _get_indices = to_dense = add_diagonal = _refuse
+
+
+class SummedNormal(MultivariateNormal):
+    """
+    The distribution of targets that are known by sums over them.
+
+    :param mean: Their mean, `(N,)`.
+    :param covariance_matrix: A :class:`SummedLinearOperator`.
+    """
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """
+        The log density at the targets that were summed.
+
+        :param value: ``model.train_targets``, which stands for them.
+        """
+        covariance = self.lazy_covariance_matrix
+        if value.shape != self.event_shape or value.stride() != (0,) or not bool(value[:1].isnan().all()):
+            raise InputError(
+                "The targets are known by sums over them only: pass model.train_targets, which stands for them; got a "
+                f"tensor of shape {tuple(value.shape)}."
+            )
+        if covariance.noise is None:
+            covariance._refuse()
+        log_prob = covariance.sums.log_marginal(covariance.variances, covariance.constant, covariance.noise)
+        return log_prob.squeeze().to(covariance.dtype)

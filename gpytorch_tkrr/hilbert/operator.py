@@ -1,0 +1,498 @@
+r"""Linear operators :math:`\Phi V \Phi^\top` and :math:`\Phi V \Phi^\top + D`, exact and deterministic at any size.
+
+Only :math:`v` and the noise change while a Gaussian process is trained, so the Gram matrix :math:`\Phi^\top \Phi` is
+computed once. Everything after it costs :math:`O(M^3)`, with two passes over :math:`\Phi` for the targets. All sums and
+factorisations are in float64; what is returned has the user's dtype.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from gpytorch.settings import observation_nan_policy
+from linear_operator import settings
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantDiagLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+    LowRankRootLinearOperator,
+    MatmulLinearOperator,
+    RootLinearOperator,
+)
+from linear_operator.utils.getitem import _equal_indices, _is_noop_index
+from linear_operator.utils.memoize import cached
+from torch import Tensor
+
+from ..errors import DenseFallbackWarning
+from ..features.expansion import Expansion, concatenate
+from ..linalg import robust_cholesky
+from .capacitance import capacitance_terms, root
+from .gram import GramCache, differentiable_gram, weighted_product
+
+
+def diagonal_for(operator: LinearOperator, diag: Tensor) -> DiagLinearOperator:
+    """
+    A diagonal operator that can be added to another one.
+
+    :param operator: The other one, `(..., n, n)`.
+    :param diag: `(..., n)`, or one number for all of the diagonal, `()` or `(..., 1)`.
+    """
+    if diag.dim() == 0 or diag.shape[-1] == 1:
+        diag = diag.unsqueeze(-1) if diag.dim() == 0 else diag
+        return ConstantDiagLinearOperator(diag, diag_shape=operator.shape[-1])
+    return DiagLinearOperator(diag.expand(*torch.broadcast_shapes(operator.shape[:-1], diag.shape)))
+
+
+class HilbertLinearOperator(LinearOperator):
+    r"""
+    The covariance matrix :math:`\Phi \operatorname{diag}(v) \Phi^\top` of a reduced-rank kernel.
+
+    :param features: :math:`\Phi`, `(..., N, M)`; its batch shape need only broadcast with that of `variances`.
+    :param variances: :math:`v \ge 0`, `(..., M)`. Its dtype is that of the operator.
+    :param gram_cache: Computes :math:`\Phi^\top W \Phi` and remembers it; unused where the features need a gradient.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch_tkrr.hilbert.operator import HilbertLinearOperator
+        >>> covariance = HilbertLinearOperator(torch.eye(3)[:, :2], torch.tensor([1.0, 2.0]))
+        >>> covariance.to_dense()
+        tensor([[1., 0., 0.],
+                [0., 2., 0.],
+                [0., 0., 0.]])
+        >>> covariance.add_jitter(1.0).logdet()  # by the M x M capacitance matrix
+        tensor(1.7918)
+    """
+
+    def __init__(self, features: Tensor, variances: Tensor, gram_cache: GramCache | None = None):
+        super().__init__(features, variances, gram_cache=gram_cache)
+        self.features = features
+        self.variances = variances
+        self.gram_cache = gram_cache
+
+    def _check_args(self, features: Tensor, variances: Tensor, gram_cache: GramCache | None = None) -> str | None:
+        if not (torch.is_tensor(features) and torch.is_tensor(variances)):
+            return "HilbertLinearOperator takes two tensors: features (..., N, M) and variances (..., M)."
+        if features.dim() < 2 or variances.dim() < 1 or features.shape[-1] != variances.shape[-1]:
+            return (
+                f"HilbertLinearOperator takes features (..., N, M) and variances (..., M); got {tuple(features.shape)} "
+                f"and {tuple(variances.shape)}."
+            )
+        return None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.variances.dtype
+
+    @property
+    def num_features(self) -> int:
+        """M."""
+        return self.features.shape[-1]
+
+    @property
+    def scale(self) -> Tensor:
+        r""":math:`v^{1/2}`, `(..., M)`, float64; where v has underflowed its gradient is zero, not NaN."""
+        return root(self.variances.double())
+
+    def gram(self, weights: Tensor | None = None) -> Tensor:
+        r"""
+        :math:`\Phi^\top W \Phi`.
+
+        :param weights: Row weights `(..., N)`, or None for ones.
+        :return: `(..., M, M)`, float64.
+        """
+        if self.gram_cache is None or self.features.requires_grad:
+            features = self.features.double()
+            return weighted_product(features, features, weights)
+        if weights is None:
+            return self.gram_cache()
+        return differentiable_gram(self.gram_cache, self.features.double(), weights.double())
+
+    def project(self, rhs: Tensor) -> Tensor:
+        r"""
+        :math:`\Phi^\top r`.
+
+        :param rhs: `(..., N, K)`.
+        :return: `(..., M, K)`, float64.
+        """
+        rhs = rhs.double()
+        if self.gram_cache is None or self.features.requires_grad:
+            return self.features.double().mT @ rhs
+        return self.gram_cache.project(rhs)
+
+    def _root(self) -> Tensor:
+        return (self.features.double() * self.scale.unsqueeze(-2)).to(self.dtype)
+
+    def _full_batch(self) -> tuple[Tensor, Tensor]:
+        """Features and variances, both with the whole batch shape."""
+        batch_shape = self.batch_shape
+        return (
+            self.features.expand(*batch_shape, *self.features.shape[-2:]),
+            self.variances.expand(*batch_shape, self.num_features),
+        )
+
+    def _size(self) -> torch.Size:
+        batch_shape = torch.broadcast_shapes(self.features.shape[:-2], self.variances.shape[:-1])
+        return torch.Size((*batch_shape, self.features.shape[-2], self.features.shape[-2]))
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        if observation_nan_policy.value() == "mask" and self.shape[-1] > settings.max_cholesky_size.value():
+            # Nothing but an iteration on a masked operator multiplies in this mode.
+            warnings.warn(
+                "With observation_nan_policy('mask') and more than max_cholesky_size = "
+                f"{settings.max_cholesky_size.value()} rows GPyTorch estimates the marginal likelihood by a random "
+                "iteration. Drop the rows with missing targets before training, which is exact and fast, or raise "
+                "gpytorch.settings.max_cholesky_size. Predictions are exact either way.",
+                DenseFallbackWarning,
+                stacklevel=2,
+            )
+        is_vector = rhs.dim() == 1
+        rhs_ = rhs.unsqueeze(-1) if is_vector else rhs
+        features = self.features.double()
+        result = features @ (self.variances.double().unsqueeze(-1) * (features.mT @ rhs_.double()))
+        return (result.squeeze(-1) if is_vector else result).to(self.dtype)
+
+    def _t_matmul(self, rhs: Tensor) -> Tensor:
+        return self._matmul(rhs)
+
+    def _transpose_nonbatch(self) -> HilbertLinearOperator:
+        return self
+
+    def _diagonal(self) -> Tensor:
+        return (self.features.double().square() @ self.variances.double().unsqueeze(-1)).squeeze(-1).to(self.dtype)
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> HilbertLinearOperator:
+        # The features need not be expanded: the Gram cache stays valid and shared.
+        return self.__class__(self.features, self.variances.expand(*batch_shape, self.num_features), self.gram_cache)
+
+    def _permute_batch(self, *dims: int) -> HilbertLinearOperator:
+        features, variances = self._full_batch()
+        num_batch = len(dims)
+        return self.__class__(features.permute(*dims, num_batch, num_batch + 1), variances.permute(*dims, num_batch))
+
+    def _unsqueeze_batch(self, dim: int) -> HilbertLinearOperator:
+        features, variances = self._full_batch()
+        return self.__class__(features.unsqueeze(dim), variances.unsqueeze(dim))
+
+    def _get_indices(self, row_index: Any, col_index: Any, *batch_indices: Any) -> Tensor:
+        return self._as_root()._get_indices(row_index, col_index, *batch_indices)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        batch_untouched = all(_is_noop_index(index) for index in batch_indices)
+        if batch_untouched and _equal_indices(row_index, col_index):
+            if _is_noop_index(row_index):
+                return self
+            return self.__class__(self.features[..., row_index, :], self.variances)
+        if batch_untouched and not (torch.is_tensor(row_index) and torch.is_tensor(col_index)):
+            left = self.features.double() * self.variances.double().unsqueeze(-2)
+            return MatmulLinearOperator(
+                left[..., row_index, :].to(self.dtype), self.features[..., col_index, :].mT.to(self.dtype)
+            )
+        return self._as_root()._getitem(row_index, col_index, *batch_indices)
+
+    def _as_root(self) -> LowRankRootLinearOperator:
+        return LowRankRootLinearOperator(self._root())
+
+    def _mul_constant(self, other: Tensor) -> LinearOperator:
+        if not (other > 0).all():
+            return super()._mul_constant(other)
+        return self.__class__(self.features, self.variances * other.unsqueeze(-1), self.gram_cache)
+
+    def mul(self, other: Any) -> LinearOperator:
+        return _mul(self, other)
+
+    @cached
+    def to_dense(self) -> Tensor:
+        features = self.features.double()
+        return ((features * self.variances.double().unsqueeze(-2)) @ features.mT).to(self.dtype)
+
+    @cached(name="root_decomposition")
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        # A square root: base samples have the size of the distribution.
+        num_rows = self.shape[-1]
+        if self.num_features <= num_rows and method is None:
+            return RootLinearOperator(torch.nn.functional.pad(self._root(), (0, num_rows - self.num_features)))
+        return super().root_decomposition(method=method)
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
+        weights = torch.randn(
+            num_samples, *self.batch_shape, self.num_features, dtype=torch.float64, device=self.device
+        )
+        weights = (weights * self.scale).movedim(0, -1)  # (..., M, S)
+        return (self.features.double() @ weights).movedim(-1, 0).to(self.dtype)
+
+    def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        return self + diagonal_for(self, diag)
+
+    def __add__(self, other: Any) -> LinearOperator:
+        if isinstance(other, DiagLinearOperator):
+            return HilbertAddedDiagLinearOperator(self, other)
+        if isinstance(other, HilbertLinearOperator):
+            return self.__class__(
+                concatenate([self.features.double(), other.features.double()]),
+                concatenate([self.variances, other.variances]),
+            )
+        return super().__add__(other)
+
+
+class HilbertCrossLinearOperator(LinearOperator):
+    r"""
+    The covariance :math:`\Phi(x_1) V \Phi(x_2)^\top` between two sets of inputs, not evaluated until it is needed.
+
+    Predicting in weight space never needs it, and GPyTorch asks for it at every prediction.
+
+    :param x1: `(..., N, D)`.
+    :param x2: `(..., n, D)`.
+    :param variances: `(..., M)`. Its dtype is that of the operator.
+    :param expansion: Evaluates the features; they must not depend on parameters that need a gradient.
+    """
+
+    def __init__(self, x1: Tensor, x2: Tensor, variances: Tensor, expansion: Expansion):
+        super().__init__(x1, x2, variances, expansion=expansion)
+        self.x1 = x1
+        self.x2 = x2
+        self.variances = variances
+        self.expansion = expansion
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.variances.dtype
+
+    def _evaluate(self) -> MatmulLinearOperator:
+        left = self.expansion.features(self.x1) * self.variances.double().unsqueeze(-2)
+        return MatmulLinearOperator(left.to(self.dtype), self.expansion.features(self.x2).mT.to(self.dtype))
+
+    def _size(self) -> torch.Size:
+        batch_shape = torch.broadcast_shapes(self.x1.shape[:-2], self.x2.shape[:-2], self.variances.shape[:-1])
+        return torch.Size((*batch_shape, self.x1.shape[-2], self.x2.shape[-2]))
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        return self._evaluate()._matmul(rhs)
+
+    def _t_matmul(self, rhs: Tensor) -> Tensor:
+        return self._evaluate()._t_matmul(rhs)
+
+    def _diagonal(self) -> Tensor:
+        return self._evaluate()._diagonal()
+
+    def _transpose_nonbatch(self) -> HilbertCrossLinearOperator:
+        return self.__class__(self.x2, self.x1, self.variances, self.expansion)
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> HilbertCrossLinearOperator:
+        variances = self.variances.expand(*batch_shape, self.variances.shape[-1])
+        return self.__class__(self.x1, self.x2, variances, self.expansion)
+
+    def _permute_batch(self, *dims: int) -> LinearOperator:
+        return self._evaluate()._permute_batch(*dims)
+
+    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
+        return self._evaluate()._unsqueeze_batch(dim)
+
+    def _get_indices(self, row_index: Any, col_index: Any, *batch_indices: Any) -> Tensor:
+        return self._evaluate()._get_indices(row_index, col_index, *batch_indices)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        return self._evaluate()._getitem(row_index, col_index, *batch_indices)
+
+    def _mul_constant(self, other: Tensor) -> HilbertCrossLinearOperator:
+        return self.__class__(self.x1, self.x2, self.variances * other.unsqueeze(-1), self.expansion)
+
+    def mul(self, other: Any) -> LinearOperator:
+        return _mul(self, other)
+
+    @cached
+    def to_dense(self) -> Tensor:
+        return self._evaluate().to_dense()
+
+
+class RefusedLinearOperator(LinearOperator):
+    """
+    Stands in for a covariance that could not be computed and raises the reason as soon as it is used.
+
+    GPyTorch takes `active_dims` from a kernel while it evaluates it, and a kernel that raised would not get them back.
+
+    :param x: Inputs, for their dtype and device.
+    :param shape: The shape of the covariance.
+    :param error: Why there is none.
+    """
+
+    def __init__(self, x: Tensor, shape: torch.Size, error: Exception):
+        super().__init__(x, shape=shape, error=error)
+        self._shape = shape
+        self.error = error
+
+    def _size(self) -> torch.Size:
+        return self._shape
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise self.error
+
+    _matmul = _transpose_nonbatch = _getitem = _get_indices = _diagonal = to_dense = _refuse
+
+    def _keep(self, *args: Any, **kwargs: Any) -> RefusedLinearOperator:
+        return self
+
+    mul = add_diagonal = __add__ = _expand_batch = _unsqueeze_batch = _permute_batch = _keep
+
+
+def _mul(operator: LinearOperator, other: Any) -> LinearOperator:
+    """A batch of constants keeps the structure also where it enlarges the batch (ScaleKernel over a shared basis)."""
+    if torch.is_tensor(other) and other.shape[-2:] == torch.Size((1, 1)) and (other > 0).all():
+        return operator._mul_constant(other.squeeze(-1).squeeze(-1))
+    return LinearOperator.mul(operator, other)
+
+
+class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
+    r"""
+    :math:`\Phi V \Phi^\top + D` with exact solves and log determinants by the capacitance matrix
+
+    .. math:: C = I + V^{1/2} \Phi^\top D^{-1} \Phi V^{1/2}, \qquad \log |\Phi V \Phi^\top + D| = \log |C| + \log |D|.
+
+    :param linear_ops: A :class:`HilbertLinearOperator` and a :class:`~linear_operator.operators.DiagLinearOperator`.
+    """
+
+    def __init__(self, *linear_ops: LinearOperator, preconditioner_override: Any = None):
+        super().__init__(*linear_ops, preconditioner_override=preconditioner_override)
+        if not isinstance(self._linear_op, HilbertLinearOperator):
+            raise TypeError(
+                "HilbertAddedDiagLinearOperator adds a diagonal to a HilbertLinearOperator; got a "
+                f"{type(self._linear_op).__name__}."
+            )
+
+    @property
+    def low_rank(self) -> HilbertLinearOperator:
+        """The operator without its diagonal."""
+        return self._linear_op
+
+    @property
+    def noise(self) -> Tensor:
+        """The diagonal D, `(..., N)`, or `(..., 1)` where all its entries are the same; float64."""
+        if isinstance(self._diag_tensor, ConstantDiagLinearOperator):
+            return self._diag_tensor.diag_values.double()
+        return self._diag_tensor._diag.double()
+
+    @property
+    @cached(name="capacitance_cholesky")
+    def capacitance_cholesky(self) -> Tensor:
+        """Lower Cholesky factor of the capacitance matrix, `(..., M, M)`, float64."""
+        return capacitance_cholesky(self.low_rank, self.noise)
+
+    def _project(self, rhs: Tensor) -> Tensor:
+        r""":math:`V^{1/2} \Phi^\top D^{-1} r` for `rhs` `(..., N, K)`: `(..., M, K)`."""
+        scale, noise = self.low_rank.scale.unsqueeze(-1), self.noise.unsqueeze(-1)
+        if noise.shape[-2] == 1:  # its gradient does not go through the rows
+            return scale * self.low_rank.project(rhs) / noise
+        return scale * (self.low_rank.features.double().mT @ (rhs.double() / noise))
+
+    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Tensor:
+        scale = self.low_rank.scale.unsqueeze(-1)
+        weights = scale * torch.cholesky_solve(self._project(rhs), self.capacitance_cholesky)
+        residual = rhs.double() - self.low_rank.features.double() @ weights
+        return (residual / self.noise.unsqueeze(-1)).to(self.dtype)
+
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        is_vector = right_tensor.dim() == 1
+        solution = self._solve(right_tensor.unsqueeze(-1) if is_vector else right_tensor)
+        solution = solution.squeeze(-1) if is_vector else solution
+        return solution if left_tensor is None else left_tensor @ solution
+
+    def inv_quad_logdet(
+        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if inv_quad_rhs is None:
+            return None, self._logdet() if logdet else None
+        rhs = (inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs).double()
+        noise, variances = self.noise, self.low_rank.variances.double()
+        if noise.shape[-1] == 1:  # sums over rows first, then the noise
+            logdet_, fitted = capacitance_terms(variances / noise, self.low_rank.gram(), self.low_rank.project(rhs))
+            quadratic = (rhs.square().sum(-2) - fitted) / noise  # (..., K)
+        else:
+            scaled = rhs / noise.unsqueeze(-1)
+            projected = self.low_rank.features.double().mT @ scaled
+            logdet_, fitted = capacitance_terms(variances, self.low_rank.gram(1 / noise), projected)
+            quadratic = (rhs * scaled).sum(-2) - fitted
+        quadratic = (quadratic.sum(-1) if reduce_inv_quad else quadratic).to(self.dtype)
+        return quadratic, self._add_noise(logdet_) if logdet else None
+
+    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
+        return self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)[0]  # type: ignore[return-value]
+
+    def _logdet(self) -> Tensor:
+        return self._add_noise(2 * self.capacitance_cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1))
+
+    def _add_noise(self, capacitance: Tensor) -> Tensor:
+        """The log determinant from that of the capacitance matrix."""
+        noise = self.noise.log().sum(-1) * (self.shape[-1] // self.noise.shape[-1])
+        return (capacitance + noise).expand(self.batch_shape).to(self.dtype)
+
+    def logdet(self) -> Tensor:
+        return self._logdet()
+
+    def _preconditioner(self) -> tuple[None, None, None]:
+        return None, None, None
+
+    def _solve_preconditioner(self) -> None:
+        return None
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
+        samples = self.low_rank.zero_mean_mvn_samples(num_samples)
+        noise = torch.randn(num_samples, *self.shape[:-1], dtype=self.dtype, device=self.device)
+        return samples + noise * self.noise.sqrt().to(self.dtype)
+
+    def mul(self, other: Any) -> LinearOperator:
+        return _mul(self, other)
+
+    def _mul_constant(self, other: Tensor) -> LinearOperator:
+        if not (other > 0).all():
+            return AddedDiagLinearOperator(self._linear_op._mul_constant(other), self._diag_tensor._mul_constant(other))
+        return super()._mul_constant(other)
+
+    def _sum_batch(self, dim: int) -> LinearOperator:
+        return LinearOperator._sum_batch(self, dim)
+
+    @cached(name="root_decomposition")
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        # Exact at any size: the default turns to a random Lanczos iteration for large matrices.
+        return super().root_decomposition(method="cholesky" if method is None else method)
+
+    def __add__(self, other: Any) -> LinearOperator:
+        if isinstance(other, DiagLinearOperator):
+            return self.__class__(self._linear_op, self._diag_tensor + other)
+        return AddedDiagLinearOperator(self._linear_op + other, self._diag_tensor)
+
+    @cached
+    def to_dense(self) -> Tensor:
+        if settings.fast_computations.log_prob.off() and self.requires_grad:
+            num_rows, num_features = self.low_rank.features.shape[-2:]
+            if num_rows > num_features:
+                warnings.warn(
+                    f"A reduced-rank covariance ({num_rows} rows, {num_features} functions) is about to be factorised "
+                    "as a dense matrix, because gpytorch.settings.fast_computations.log_prob is off (importing botorch "
+                    "switches it off). Return gpytorch_tkrr.ReducedRankNormal(mean, covariance) from the model's "
+                    "forward, or train inside `with gpytorch.settings.fast_computations(log_prob=True):`.",
+                    DenseFallbackWarning,
+                    stacklevel=2,
+                )
+        return super().to_dense()
+
+
+def capacitance_cholesky(low_rank: HilbertLinearOperator, noise: Tensor, observed: Tensor | None = None) -> Tensor:
+    r"""
+    Lower Cholesky factor of :math:`I + V^{1/2} \Phi^\top D^{-1} \Phi V^{1/2}`.
+
+    :param low_rank: Carries :math:`\Phi` and :math:`V`.
+    :param noise: The diagonal D, `(..., N)`, or `(..., 1)` where all entries are the same.
+    :param observed: Rows that count, `(..., N)` booleans, or None for all.
+    :return: `(..., M, M)`, float64.
+    """
+    if noise.shape[-1] == 1 and low_rank.shape[-1] != 1:
+        weights = None if observed is None else observed.double()
+        precision = low_rank.gram(weights) / noise.double().unsqueeze(-1)
+    else:
+        weights = 1 / noise.double()
+        precision = low_rank.gram(weights if observed is None else weights * observed)
+    scale = low_rank.scale
+    identity = torch.eye(low_rank.num_features, dtype=torch.float64, device=scale.device)
+    return robust_cholesky(identity + scale.unsqueeze(-1) * precision * scale.unsqueeze(-2))

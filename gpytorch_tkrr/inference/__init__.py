@@ -1,0 +1,1 @@
+"""Ways to fit the CP-weight model, and what they return."""

@@ -1,0 +1,494 @@
+r"""Alternating least squares: one factor at a time, each by an exact linear solve.
+
+Reference: Wesel & Batselier (2021), *Large-scale learning with Fourier features and tensor decompositions*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..cp.conditional import Conditional, whitened_precision
+from ..cp.evidence import FactorData, FactorEvidence, HyperparameterStep
+from ..cp.penalty import FrobeniusPenalty, Penalty
+from ..cp.sums import Design, FactorSums
+from ..cp.weights import CPWeights, clamped_exp
+from ..data.checkpoint import Checkpoint, as_checkpoint, fit_identity, move_tensors, require_same_fit
+from ..data.parallel import as_processes
+from ..data.progress import progress_bar
+from ..data.source import TrainingData
+from ..errors import InputError
+from ..features.separable import SeparableKernel
+from ..model.laplace import LaplacePosterior, laplace_blocks
+
+if TYPE_CHECKING:
+    from ..model.tkrr import TKRR
+
+
+@dataclass
+class ALSResult:
+    """
+    What a fit by alternating least squares did.
+
+    :param objective: Squared error plus penalty after each factor update, in the units of the targets.
+    :param sweeps: Number of whole sweeps 1 -> D -> 1.
+    :param converged: Whether the last sweep improved the objective by less than `rel_tol`.
+    :param message: Why it stopped, and what to try next.
+
+    Example:
+        >>> import gpytorch, torch, gpytorch_tkrr as tkrr
+        >>> x = torch.rand(100, 2)
+        >>> likelihood = gpytorch.likelihoods.GaussianLikelihood()
+        >>> likelihood.noise = 0.01
+        >>> model = tkrr.TKRR(x, x[:, 0] * x[:, 1], likelihood, rank=2)
+        >>> result = tkrr.fit_als(model, max_sweeps=3, rel_tol=0.0, seed=0)
+        >>> result.sweeps, len(result.objective), result.objective[-1] < result.objective[0]
+        (3, 7, True)
+        >>> result.message.partition(";")[0]
+        'Stopped after 3 sweeps'
+    """
+
+    objective: list[float] = field(default_factory=list)
+    sweeps: int = 0
+    converged: bool = False
+    message: str = ""
+
+
+@torch.no_grad()
+def fit_als(
+    model: TKRR,
+    *,
+    data: Any = None,
+    new_rows: tuple[Tensor, Tensor] | None = None,
+    max_sweeps: int = 10,
+    rel_tol: float = 1e-6,
+    penalty: Penalty | None = None,
+    initial_factors: Sequence[Tensor] | None = None,
+    learn_hyperparameters: bool = False,
+    seed: int | None = None,
+    progress: bool = False,
+    memory: int = 2 << 30,
+    group: Any = None,
+    checkpoint: Checkpoint | str | Path | None = None,
+    callback: Callable[[TKRR, int], object] | None = None,
+) -> ALSResult:
+    r"""
+    Fit a CP-weight model by alternating least squares.
+
+    A sweep updates the factors in the order 1 -> D -> 1; the objective never rises. A model that has been fitted before
+    is continued from where it stands. Interrupting the fit (Ctrl-C) keeps what has been reached.
+
+    :param model: The model; its posterior is replaced.
+    :param data: `(x, y)`, tensors or arrays (also :class:`numpy.memmap`), or an iterable of such batches that starts
+        afresh each time: a DataLoader, a file opened by :func:`~gpytorch_tkrr.open_table`. By default the training data
+        of the model.
+    :param new_rows: `(x, y)` to be appended to the training data of the model first.
+    :param max_sweeps: Largest number of sweeps; there are `max_sweeps * 2 (D - 1) + 1` updates in all.
+    :param rel_tol: Stop when a sweep improves the objective by less than this fraction; 0.0 never stops early.
+    :param penalty: The penalty, by default :class:`FrobeniusPenalty`.
+    :param initial_factors: D tensors `(M_d, R)` to start from, weights of :math:`z = \sqrt v \phi` with the outermost
+        output scale left out of v.
+    :param learn_hyperparameters: Whether lengthscales, output scales and noise are learned along the way, by the
+        evidence of each factor, through the raw parameters of kernel and likelihood. The objective may rise then.
+    :param seed: Seed of the random start.
+    :param progress: Whether to show a progress bar (needs tqdm).
+    :param memory: Bytes that may be used beyond the data to keep products over modes; what does not fit is recomputed.
+    :param group: A group of :mod:`torch.distributed` whose processes fit the model together: each passes rows of its
+        own as `data` (see :class:`~gpytorch_tkrr.Shard`), and all end with the same factors. None: this process alone.
+    :param checkpoint: A file, or a :class:`~gpytorch_tkrr.Checkpoint`, to go on from if the fit is stopped.
+    :param callback: Called as `callback(model, number)` after each factor update, to follow a fit. The model then holds
+        the weights reached so far: `model.posterior.mean(x)` are the values of f without the mean module. (`model(x)`
+        would compute the covariance each time, too.)
+
+    Example:
+        >>> import torch, gpytorch
+        >>> import gpytorch_tkrr as tkrr
+        >>> x = torch.linspace(0, 1, 100).unsqueeze(-1)
+        >>> y = torch.sin(6 * x[:, 0])
+        >>> model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(), rank=2)
+        >>> result = tkrr.fit_als(model, penalty=tkrr.FrobeniusPenalty(1e-6), seed=0)
+        >>> bool((model.eval()(x).mean - y).abs().max() < 1e-2)
+        True
+    """
+    penalty = FrobeniusPenalty() if penalty is None else penalty
+    if learn_hyperparameters and getattr(penalty, "strength", None) is not None:
+        raise ValueError(
+            f"learn_hyperparameters=True learns noise and outputscale, but {penalty!r} fixes their ratio. Use "
+            "strength=None."
+        )
+    if max_sweeps < 0 or rel_tol < 0:
+        raise ValueError(f"max_sweeps and rel_tol must not be negative; got {max_sweeps} and {rel_tol}.")
+    if not isinstance(penalty, Penalty):
+        raise TypeError(f"penalty must be a Penalty, for instance FrobeniusPenalty(); got {penalty!r}.")
+    if new_rows is not None and data is not None:
+        raise ValueError(
+            "new_rows are appended to the model's own training data; data replaces these. Pass one of them."
+        )
+    if new_rows is not None:
+        model.append_train_data(*new_rows)
+    processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
+    training = model.training_data(data, processes)
+    starts = {f"initial_factors.{d}": factor.detach().cpu() for d, factor in enumerate(initial_factors or ())}
+    identity = fit_identity("fit_als", model, training.summary, seed=seed, penalty=repr(penalty), rel_tol=rel_tol,
+                            learn_hyperparameters=learn_hyperparameters, **starts)  # fmt: skip
+    require_same_fit(identity, processes)
+    saved = checkpoint.open(identity, processes)
+    if learn_hyperparameters and not model.is_fitted:
+        _start_scales(model, training.summary.variance)
+    fit = _Fit(model, training, penalty, learn_hyperparameters, memory)
+    seed = processes.share(int(torch.randint(2**63 - 1, ())) if seed is None else seed)
+    generator = torch.Generator().manual_seed(seed)
+    result = ALSResult()
+    if saved is None:
+        fit.start(initial_factors, generator)
+    else:
+        fit.restore(saved, result, generator)
+    num_updates = max_sweeps * 2 * (fit.num_dims - 1) + 1
+    bar = progress_bar(progress and processes.rank == 0, num_updates, "ALS", "update", done=len(result.objective))
+
+    def after_update() -> None:
+        bar.update(f"objective {result.objective[-1]:.6g}")
+        if callback is not None:
+            fit.store(None)
+            callback(model, len(result.objective))
+
+    try:
+        _run(fit, result, max_sweeps, rel_tol, generator, after_update, checkpoint)
+        fit.finish(result)
+    except KeyboardInterrupt:
+        result.message = f"Interrupted after {len(result.objective)} factor updates; the model holds what was reached."
+        fit.store(None)
+    finally:
+        bar.close()
+    result.objective = [value * training.scale**2 for value in result.objective]
+    if learn_hyperparameters:
+        result.message += _at_noise_bound(model)
+        model.warn_if_missing(training.summary.lower, training.summary.upper)
+    return result
+
+
+def _start_scales(model: TKRR, variance: float) -> None:
+    """Bring noise and output scale near the targets' variance where they are orders of magnitude away from it."""
+    if variance == 0:
+        return  # constant targets are no scale
+    assert model.covar_module is not None
+    for parameter in (*model.likelihood.parameters(), *model.covar_module.parameters()):
+        if parameter.requires_grad and not 1e3 * variance < torch.finfo(parameter.dtype).max:
+            raise InputError(
+                f"The variance of the targets, {variance:.2g}, is too large for hyperparameters of dtype "
+                f"{parameter.dtype}. Scale the targets down, or make kernel and likelihood float64 by .double()."
+            )
+    noise = getattr(getattr(model.likelihood, "noise_covar", None), "raw_noise", None)
+    if noise is not None and noise.requires_grad and not 1e-4 <= float(model.noise()) / variance <= 10.0:
+        constraint = model.likelihood.noise_covar.raw_noise_constraint
+        low, high = float(constraint.lower_bound.min()), float(constraint.upper_bound.max())
+        model.likelihood.initialize(noise=min(max(0.1 * variance, 1.01 * low), 0.99 * high))
+    separable = model.separate()
+    scale = separable.scales[0] if separable.scales else None
+    total = float(separable.outputscale())
+    if scale is not None and scale.raw_outputscale.requires_grad and not 1e-4 <= total / variance <= 1e4:
+        scale.initialize(outputscale=float(scale.outputscale) * variance / total)
+
+
+def _at_noise_bound(model: TKRR) -> str:
+    constraint = getattr(getattr(model.likelihood, "noise_covar", None), "raw_noise_constraint", None)
+    if constraint is None or float(model.noise()) > 1.01 * float(constraint.lower_bound.min()):
+        return ""
+    return (
+        f" The noise variance is at its lower bound {float(constraint.lower_bound.min()):g}: scale the targets up, or "
+        "lower the bound (noise_constraint of the likelihood)."
+    )
+
+
+def _run(
+    fit: _Fit,
+    result: ALSResult,
+    max_sweeps: int,
+    rel_tol: float,
+    generator: torch.Generator,
+    after_update: Callable[[], None],
+    checkpoint: Checkpoint,
+) -> None:
+    """The sweeps: update mode 0, then back and forth."""
+    last = fit.num_dims - 1
+    order = [*range(1, last + 1), *range(last - 1, -1, -1)] or [0]
+    num_sweeps = max_sweeps if last > 0 or fit.step is not None else 0  # one dimension is solved by one update
+    if not result.objective:
+        fit.update(0, result.objective)
+        after_update()
+    while result.sweeps < num_sweeps and not result.converged:
+        before = result.objective[-1]
+        for d in order:
+            fit.update(d, result.objective)
+            after_update()
+        result.sweeps += 1
+        after = result.objective[-1]
+        is_over = result.sweeps == num_sweeps
+        if last > 0 and fit.restarts and not is_over and after > (1 - 1e-9) * fit.total:
+            fit.restart(generator, after)  # nothing explained: another start
+        elif rel_tol > 0 and abs(before - after) <= rel_tol * abs(before):
+            is_over = result.converged = True
+        checkpoint.save(lambda: fit.state(result, generator), last=is_over)
+    if result.converged:
+        result.message = f"Converged: the last of {result.sweeps} sweeps changed the objective by < {rel_tol:g}."
+    elif not num_sweeps and last == 0:
+        result.converged, result.message = True, "One input dimension: solved exactly by one update."
+    elif not num_sweeps:
+        result.message = "Stopped after the first update, as max_sweeps=0 asks."
+    else:
+        before, after = result.objective[-1 - len(order)], result.objective[-1]
+        result.message = (
+            f"Stopped after {result.sweeps} sweeps; the last one improved the objective by "
+            f"{(before - after) / max(abs(before), 1e-300):.2g}. Call fit_als again to go on."
+        )
+
+
+@dataclass
+class _Memory:
+    """What the evidence of one factor needs: sums over the residuals, its raw factor, and the form of the penalty."""
+
+    sums: FactorSums
+    raw: Tensor
+    form: Tensor
+
+
+class _Fit:
+    """The state of a fit: whitened weights whose columns have unit root-mean-square on the data."""
+
+    def __init__(self, model: TKRR, training: TrainingData, penalty: Penalty, learn_hyperparameters: bool, memory: int):
+        self.model, self.training, self.penalty = model, training, penalty
+        self.separable: SeparableKernel = model.separate()
+        self.num_dims = len(self.separable.modes)
+        self.variances = [mode.variances().detach() for mode in self.separable.modes]
+        self.design = Design(training, [mode.basis for mode in self.separable.modes], memory=memory)
+        self.marginals = self.design.marginals()
+        self.total = math.inf  # the objective of zero weights
+        self.step = self._hyperparameter_step() if learn_hyperparameters else None
+        self.memories: dict[int, _Memory] = {}
+        self.restarts = 3
+        self.fallback: tuple[CPWeights, list[Tensor], float] | None = None
+        self.weights: CPWeights
+        self.raw: list[Tensor]  # the factors' functions in the raw basis
+
+    def noise(self) -> Tensor:
+        """Noise variance in the units of the scaled targets."""
+        return self.model.noise() / self.training.scale**2
+
+    def outputscale(self) -> Tensor:
+        """Output scale in the units of the scaled targets."""
+        return self.separable.outputscale() / self.training.scale**2
+
+    def strength(self) -> Tensor:
+        """The multiplier of the penalty."""
+        return self.penalty.strength_for(self.noise(), self.outputscale(), self.weights)
+
+    def _hyperparameter_step(self) -> HyperparameterStep:
+        summary = self.training.summary
+        fraction = torch.linspace(0, 1, 33, dtype=torch.float64, device=summary.lower.device)
+        grids = [a + fraction * (b - a) for a, b in zip(summary.lower, summary.upper, strict=True)]
+        with torch.enable_grad():
+            modules = [self.model.covar_module, self.model.likelihood]
+            return HyperparameterStep(self.separable, modules, self.noise, self.outputscale, grids)
+
+    def start(self, initial_factors: Sequence[Tensor] | None, generator: torch.Generator) -> None:
+        """Given factors, those of an earlier fit, or a random start."""
+        rank = self.model.rank
+        sizes = [mode.num_functions for mode in self.separable.modes]
+        if initial_factors is not None:
+            shapes = [tuple(factor.shape) for factor in initial_factors]
+            expected = [(size, rank) for size in sizes]
+            if shapes != expected:
+                raise InputError(f"initial_factors must have shapes (M_d, R) = {expected}; got {shapes}.")
+            self._set([factor.detach().double().mT.to(self.variances[0].device) for factor in initial_factors], True)
+            return
+        is_als = self.model.is_fitted and isinstance(self.model.posterior, LaplacePosterior)
+        factors = self.model.factors if is_als else None
+        if factors is not None and [tuple(factor.shape) for factor in factors] == [(size, rank) for size in sizes]:
+            self._set([factor.mT for factor in factors], True)
+        else:
+            self.restart(generator)
+
+    def restart(self, generator: torch.Generator, reached: float | None = None) -> None:
+        """A random start near the constant function; present weights come back if its first update is no better."""
+        if reached is not None:
+            self.fallback = self.weights, self.raw, reached
+            self.restarts -= 1
+        rank = self.model.rank
+        pairs = zip(self.marginals, self.variances, strict=True)
+        self._set([near_constant(*marginal, v, rank, generator) for marginal, v in pairs], False)
+
+    def _set(self, factors: list[Tensor], user_units: bool) -> None:
+        self.weights = CPWeights(factors)
+        if user_units:
+            self.weights.log_scales -= math.log(self.training.scale) / self.num_dims
+        for d in range(self.num_dims):
+            self.weights.rescale(d, self._norms(d, self.weights.factors[d]))
+        self.raw = [factor * v.sqrt() for factor, v in zip(self.weights.factors, self.variances, strict=True)]
+        self.design.reset()
+
+    def _norms(self, d: int, factor: Tensor) -> Tensor:
+        """Root-mean-square over the data of each column's function; never zero for a column that is not."""
+        raw, gram = factor * self.variances[d].sqrt(), self.marginals[d][0]
+        squares = ((raw @ gram) * raw).sum(-1)
+        squares = squares + 1e-16 * gram.diagonal().mean() * raw.square().sum(-1)
+        tiny = squares <= torch.finfo(torch.float64).tiny
+        return torch.where(tiny, factor.norm(dim=-1), squares.clamp(min=0).sqrt())
+
+    def update(self, d: int, objective: list[float]) -> None:
+        """Solve for one factor."""
+        weights = self.weights
+        scale = clamped_exp(weights.log_scale())
+        sums = self.design.sums(d, self.raw, scale)
+        gram, current = sums.gram(), weights.scaled_factor(d)
+        self._refresh(float(sums.square), objective)
+        data = FactorData.from_residuals(sums, gram, current * self.variances[d].sqrt())
+        self.total = float(data.square)
+        learn = self.step is not None and len(objective) >= 2 * self.num_dims - 1  # not before one plain sweep
+        if self.step is not None:
+            self.memories[d] = _Memory(sums, current * self.variances[d].sqrt(), self.penalty.form(weights, d))
+        if learn:
+            self._learn(d)
+        strength, form = self.strength(), self.penalty.form(weights, d)
+        rhs, square, penalty = sums.rhs, float(sums.square), float(self.penalty.value(weights))
+        if learn or not square + float(strength) * penalty <= self.total:
+            # Worse than nothing, or whitened by variances that have changed: start from zero, not from huge weights.
+            current, rhs, square, penalty = torch.zeros_like(current), data.rhs, self.total, 0.0
+        before = square + float(strength) * penalty
+        precision = whitened_precision(gram, self.variances[d], strength * form)
+        gradient = (rhs * self.variances[d].sqrt() - strength * form @ current).reshape(-1)
+        conditional = Conditional(precision)
+        # The step is taken from the current factor: where a jitter was needed, this is a proximal step, still downhill.
+        change = conditional.solve(gradient)
+        gain = float(2 * gradient @ change - change @ (precision @ change))
+        if gain < 0:
+            change, gain = torch.zeros_like(change), 0.0
+        factor = current + change.reshape_as(current)
+        updated = weights.clone()
+        updated.replace(d, factor, self._norms(d, factor))
+        if not float(strength * self.penalty.value(updated)) <= before:
+            # Rounding has spoilt the solution: components so large that they do not cancel. Keep what was there.
+            updated, gain = weights.clone(), 0.0
+            if not current.any():
+                updated.log_scales[d] = -torch.inf
+        self.weights = updated
+        self.raw[d] = updated.factors[d] * self.variances[d].sqrt()
+        objective.append(before - gain)
+        if self.fallback is not None:
+            if objective[-1] >= self.fallback[2]:
+                self.weights, self.raw, objective[-1] = self.fallback
+                self.design.reset()
+            self.fallback = None
+
+    def _refresh(self, square: float, objective: list[float]) -> None:
+        """Replace the predicted last objective by the one computed from the residuals."""
+        if objective and self.fallback is None:
+            objective[-1] = square + float(self.strength() * self.penalty.value(self.weights))
+
+    def _evidence(self, memory: _Memory) -> FactorEvidence:
+        """Sums stay small until the Gram matrix is made of them."""
+        weights = self.weights
+
+        def prior(noise: Tensor, outputscale: Tensor) -> Tensor:
+            return self.penalty.strength_for(noise, outputscale, weights) / noise * memory.form
+
+        return FactorEvidence(lambda: FactorData.from_residuals(memory.sums, memory.sums.gram(), memory.raw), prior)
+
+    def _learn(self, d: int) -> None:
+        """Improve the hyperparameters by this factor's evidence; all functions stay as they are."""
+        assert self.step is not None
+        sharers = self.step.sharers(d)
+        if len(sharers) > 2 and d not in (sharers[0], sharers[-1]):
+            return  # the sum over many modes is dear: twice per sweep is enough
+        self.step(d, {k: self._evidence(memory) for k, memory in self.memories.items()})
+        for k, mode in enumerate(self.separable.modes):
+            new = mode.variances().detach()
+            ratio = torch.where(new > 0, (self.variances[k] / new).sqrt(), torch.zeros_like(new))
+            if not torch.equal(new, self.variances[k]):
+                self.weights.set_factor(k, self.weights.factors[k] * ratio.nan_to_num(posinf=0.0))
+            self.variances[k] = new
+
+    def state(self, result: ALSResult, generator: torch.Generator) -> dict[str, Any]:
+        """What is needed to go on after a sweep."""
+        fallback = None if self.fallback is None else (*_weights_state(self.fallback[0]), *self.fallback[1:])
+        return {
+            "objective": list(result.objective),
+            "sweeps": result.sweeps,
+            "converged": result.converged,
+            "generator": generator.get_state(),
+            "restarts": self.restarts,
+            "weights": _weights_state(self.weights),
+            "raw": self.raw,
+            "variances": self.variances,
+            "fallback": fallback,
+            "memories": {d: (m.sums.pack(), m.raw, m.form) for d, m in self.memories.items()},
+            "parameters": [parameter.detach() for parameter in self.model.parameters()],
+        }
+
+    def restore(self, state: dict[str, Any], result: ALSResult, generator: torch.Generator) -> None:
+        """Go on from where :meth:`state` was asked for."""
+        result.objective, result.sweeps = list(state["objective"]), state["sweeps"]
+        result.converged = state["converged"]
+        generator.set_state(state["generator"])
+        device = self.variances[0].device
+        state = move_tensors(state, device)
+        self.restarts, self.raw, self.variances = state["restarts"], state["raw"], state["variances"]
+        self.weights = CPWeights(*state["weights"])
+        if state["fallback"] is not None:
+            factors, log_scales, raw, reached = state["fallback"]
+            self.fallback = CPWeights(factors, log_scales), raw, reached
+        for d, (packed, raw, form) in state["memories"].items():
+            sums = FactorSums.zeros(self.design.tables[d], self.model.rank, device).unpack(packed)
+            self.memories[d] = _Memory(sums, raw, form)
+        for parameter, value in zip(self.model.parameters(), state["parameters"], strict=True):
+            parameter.data.copy_(value)
+        self.design.reset()
+
+    def finish(self, result: ALSResult) -> None:
+        """The block Laplace approximation; its residuals give the final objective."""
+        strength = self.strength()
+        blocks, square = laplace_blocks(self.design, self.weights, self.variances, self.penalty, strength)
+        self._refresh(float(square), result.objective)
+        self.store(blocks, float(square))
+
+    def store(self, blocks: list[Conditional] | None, square: float | None = None) -> None:
+        """Hand the weights to the model."""
+        if self.fallback is not None:  # interrupted between a new start and its first update
+            self.weights = self.fallback[0]
+        scale = self.training.scale
+        weights = self.weights.clone()
+        weights.log_scales += math.log(scale) / self.num_dims
+        noise = self.model.noise() if self.model.has_noise or square is None else None
+        if noise is None:
+            assert square is not None
+            noise = torch.as_tensor(square * scale**2 / self.training.summary.num_rows).to(weights.log_scales)
+        posterior = LaplacePosterior(weights, self.variances, noise.detach().double(), blocks)
+        self.model.set_posterior(posterior, self.penalty)
+
+
+def _weights_state(weights: CPWeights) -> tuple[list[Tensor], Tensor]:
+    return list(weights.factors), weights.log_scales
+
+
+def near_constant(gram: Tensor, mean: Tensor, variances: Tensor, rank: int, generator: torch.Generator) -> Tensor:
+    """Whitened weights of functions near 1: the best fit of 1, plus draws from the prior of comparable size."""
+    root = variances.sqrt()
+    gram, mean = gram * root.unsqueeze(-1) * root, mean * root
+    ridge = START_RIDGE * gram.diagonal().mean().clamp(min=1e-300)
+    constant = Conditional(gram + ridge * torch.eye(*gram.shape).to(gram)).solve(mean)  # (M,)
+    draws = torch.randn(rank, root.shape[0], dtype=torch.float64, generator=generator).to(root.device)
+    sizes = ((draws @ gram) * draws).sum(-1).sqrt()
+    draws = draws / torch.where(sizes > 0, sizes, torch.ones_like(sizes)).unsqueeze(-1)
+    return constant + START_SPREAD * draws
+
+
+#: Ridge of the starting functions' fit to the constant 1, relative to the mean diagonal.
+START_RIDGE = 1e-2
+
+#: Root-mean-square distance of the starting functions from the constant 1.
+START_SPREAD = 0.2

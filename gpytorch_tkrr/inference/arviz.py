@@ -1,0 +1,178 @@
+"""Draws as ArviZ's InferenceData (a DataTree from ArviZ 1.0 on); needs the extra `arviz`.
+
+Every sampler fills the same groups: `posterior`, `sample_stats`, `log_likelihood` (one value per row), and
+`posterior_predictive`, with `observed_data` and `constant_data` beside them. Rows are the dimension `row`, inputs the
+dimension `input`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.likelihoods import BernoulliLikelihood, Likelihood
+from torch import Tensor
+from torch.distributions import Bernoulli, Distribution, Normal
+
+from ..errors import InputError
+from ..model.draws import DrawsPosterior
+
+#: Function values that are kept in the posterior group, at rows spread evenly over the data.
+NUM_WATCHED = 50
+
+#: Values of f that are computed at once.
+CHUNK = 1 << 20
+
+
+def draws_to_arviz(model: Any, data: Any = None, *, seed: int | None = None) -> Any:
+    """
+    The draws that a CP-weight model holds; what :meth:`gpytorch_tkrr.GibbsResult.to_arviz` returns.
+
+    :param model: A :class:`~gpytorch_tkrr.TKRR` model after :func:`~gpytorch_tkrr.fit_gibbs`.
+    :param data: Rows `(x, y)` to report on; by default the training data.
+    :param seed: Seed of the replicated targets.
+    """
+    if data is None and model.train_inputs is None:
+        raise InputError("The model holds no training data. Pass the rows to report on: to_arviz(data=(x, y)).")
+    x, y = (model.train_inputs[0], model.train_targets) if data is None else data
+    posterior: DrawsPosterior = model.posterior
+    named = gathered({"noise": posterior.noise, **posterior.hyperparameters})
+    return regression_to_arviz(
+        lambda x: by_chain(model.draws(x.double()), posterior.chains),
+        model.likelihood,
+        by_chain(posterior.noise, posterior.chains),
+        {name: by_chain(values, posterior.chains) for name, values in named.items() if values.std() > 0},
+        x,
+        y,
+        seed=seed,
+    )
+
+
+@torch.no_grad()
+def regression_to_arviz(
+    draw: Callable[[Tensor], Tensor],
+    likelihood: Likelihood,
+    noise: Tensor,
+    parameters: Mapping[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    *,
+    sample_stats: Mapping[str, Tensor] | None = None,
+    seed: int | None = None,
+) -> Any:
+    """
+    A model of independent observations given f, which is known by draws of whole functions.
+
+    :param draw: Values `(chains, draws, n)`, float64, of the drawn functions at inputs `(n, D)`.
+    :param likelihood: The likelihood.
+    :param noise: Its noise variance in each draw, `(chains, draws)`; not used by a BernoulliLikelihood.
+    :param parameters: Hyperparameters `(chains, draws, ...)` by name.
+    :param x: Inputs `(N, D)`.
+    :param y: Targets `(N,)`.
+    :param sample_stats: What the sampler says of each draw, `(chains, draws)`, beside the deviance.
+    :param seed: Seed of the replicated targets.
+    """
+    x = x.unsqueeze(-1) if x.dim() == 1 else x
+    y = (y > 0).double() if isinstance(likelihood, BernoulliLikelihood) else y.double()
+    generator = torch.Generator(y.device)
+    generator.manual_seed(int(torch.randint(2**31, ())) if seed is None else seed)
+    log_densities, replicates = [], []
+    for rows in torch.arange(len(y), device=y.device).split(max(CHUNK // noise.numel(), 1)):
+        conditional = observation(likelihood, draw(x[rows]), noise)
+        log_densities.append(conditional.log_prob(y[rows]))
+        replicates.append(_sample(conditional, generator))
+    log_likelihood = torch.cat(log_densities, -1)  # (chains, draws, N)
+    watched = torch.linspace(0, len(y) - 1, min(NUM_WATCHED, len(y)), device=y.device).long()
+    groups = {
+        "posterior": {**parameters, "f": draw(x[watched])},
+        "sample_stats": {**(sample_stats or {}), "deviance": -2 * log_likelihood.sum(-1)},
+        "log_likelihood": {"y": log_likelihood},
+        "posterior_predictive": {"y": torch.cat(replicates, -1)},
+        "observed_data": {"y": y},
+        "constant_data": {"x": x},
+    }
+    dims = {"y": ["row"], "x": ["row", "input"], "f": ["watched_row"]}
+    return inference_data(groups, dims, {"watched_row": watched})
+
+
+def inference_data(
+    groups: Mapping[str, Mapping[str, Any]], dims: Mapping[str, Sequence[str]], coords: Mapping[str, Any]
+) -> Any:
+    """
+    The object that ArviZ's functions take.
+
+    :param groups: Arrays by group and name; those of draws are `(chains, draws, ...)`.
+    :param dims: Names of the further dimensions of each variable.
+    :param coords: Labels of dimensions.
+    :return: An InferenceData, or a DataTree from ArviZ 1.0 on.
+    """
+    try:
+        import arviz as az
+    except ImportError as error:
+        raise ImportError("to_arviz needs ArviZ: pip install arviz, or gpytorch_tkrr[arviz] with its extra.") from error
+    arrays = {group: {name: _as_array(value) for name, value in values.items()} for group, values in groups.items()}
+    options: dict[str, Any] = {
+        "dims": {name: list(names) for name, names in dims.items()},
+        "coords": {name: _as_array(value) for name, value in coords.items()},
+    }
+    is_tree = int(az.__version__.partition(".")[0]) >= 1
+    from_dict: Callable[..., Any] = az.from_dict
+    return from_dict(arrays, **options) if is_tree else from_dict(**arrays, **options)
+
+
+def _as_array(value: Any) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+def observation(likelihood: Likelihood, f: Tensor, noise: Tensor) -> Distribution:
+    """
+    The distribution of an observation given the function, for draws that have a noise variance each.
+
+    :param likelihood: The likelihood.
+    :param f: `(chains, draws, n)`.
+    :param noise: `(chains, draws)`.
+    """
+    if isinstance(likelihood, BernoulliLikelihood):  # Phi(f), by its logit: exact in the tails
+        return Bernoulli(logits=torch.special.log_ndtr(f) - torch.special.log_ndtr(-f))
+    return Normal(f, noise.sqrt().unsqueeze(-1))
+
+
+def _sample(conditional: Distribution, generator: torch.Generator) -> Tensor:
+    """A sample from a generator of its own; torch's distributions have no such argument."""
+    if isinstance(conditional, Normal):
+        return torch.normal(conditional.mean, conditional.stddev, generator=generator)
+    return torch.bernoulli(conditional.mean, generator=generator)
+
+
+def by_chain(values: Tensor, chains: Tensor) -> Tensor:
+    """
+    Draws `(S, ...)` as `(chains, draws, ...)`; chains of different length are cut to the shortest.
+
+    :param values: The draws.
+    :param chains: Which chain each belongs to, `(S,)`.
+    """
+    parts = [values[chains == number] for number in chains.unique()]
+    length = min(len(part) for part in parts)
+    return torch.stack([part[:length] for part in parts])
+
+
+def gathered(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """
+    Elements `name[0]`, `name[1]`, ... as one variable.
+
+    :param parameters: Scalars by name, each `(...)`.
+    :return: `(...)` or `(..., K)` by name.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch_tkrr.inference.arviz import gathered
+        >>> {name: value.shape for name, value in gathered({"a[0]": torch.ones(5), "a[1]": torch.ones(5)}).items()}
+        {'a': torch.Size([5, 2])}
+    """
+    parts: dict[str, list[Tensor]] = {}
+    for name, values in parameters.items():
+        parts.setdefault(re.sub(r"\[\d+\]$", "", name), []).append(values)
+    return {name: values[0] if name in parameters else torch.stack(values, -1) for name, values in parts.items()}

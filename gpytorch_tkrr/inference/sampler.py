@@ -1,0 +1,411 @@
+r"""Conjugate Gibbs sampling of the CP weights and all hyperparameters.
+
+The model is
+
+.. math:: y = f(x) + \epsilon, \quad \epsilon \sim N(0, s^2), \qquad
+    f(x) = \sum_{r=1}^R \prod_d \phi_d(x_d)^\top a_{dr}, \qquad
+    a_{dr} \sim N(0, \sigma^{2/D} V_d(\theta) / \tau_r),
+
+with :math:`\tau_r \sim \text{Gamma}(a_0, a_0 R^{-1/D})`, :math:`a_0` from :func:`precision_shape`: at its mean the
+prior covariance of f is the kernel :math:`\sigma^2 \prod_d k_d`. Large :math:`\tau_r` switch components off (soft
+rank).
+
+Given all other factors, f is linear in one factor, so its conditional is Gaussian and, with the factor integrated out,
+the evidence of its hyperparameters is known in closed form. One visit of a mode
+
+1. collects G and b of that factor from the data,
+2. moves :math:`\theta` by Metropolis steps on the evidence, which needs G and b only,
+3. draws the factor from its conditional,
+4. draws the noise variance from its conditional, by the same G and b.
+
+Only the product of a component's scales over the modes is seen by the data, so factor draws hardly move one scale
+against another. After every sweep pairs of them are moved along that direction (generalised Gibbs, Liu & Sabatti 2000),
+which needs no data either. The state keeps such moves apart from the factors: component r of mode d is
+:math:`e^{c_{dr}}` times the stored one, with :math:`\sum_d c_{dr} = 0`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import scipy.special
+import torch
+from torch import Tensor
+
+from ..cp.conditional import Conditional
+from ..cp.evidence import FactorData
+from ..cp.sums import Design, Residual
+from ..features.box import MAX_MISSING
+from ..features.separable import SeparableKernel
+from ..model.probit import truncated_noise
+from .hyperparameters import TOTAL_SPREAD, Hyperparameters
+
+#: Smallest shape of the Gamma prior of the components' precisions.
+TAU_SHAPE = 2.0
+
+#: Shape and scale of the default inverse-Gamma prior of the noise variance, in units of the targets' variance.
+NOISE_SHAPE, NOISE_SCALE = 1.0, 5e-3
+
+#: How often, after each sweep, scale is moved between random pairs of modes.
+NUM_BALANCINGS = 2
+
+#: Width of the Gaussian proposal of such moves, relative to that of the target at its mode.
+PROPOSAL_WIDENING = 1.2
+
+#: Acceptance rate that the proposals are tuned to during warm-up.
+TARGET_ACCEPTANCE = 0.3
+
+
+def precision_shape(num_dims: int) -> float:
+    r"""
+    Shape of the Gamma prior of a component's precision :math:`\tau_r`, at least 2.
+
+    The component as a whole has the prior variance :math:`\tau_r^{-D}`: in many dimensions the shape grows, so that the
+    standard deviation of :math:`D \log \tau_r` stays below 4.
+
+    :param num_dims: D.
+    """
+    return max(TAU_SHAPE, (num_dims / TOTAL_SPREAD) ** 2)
+
+
+class FactorConditional:
+    r"""
+    The Gaussian conditional of one factor, and the evidence with that factor integrated out.
+
+    :param gram: G, `(R, M, R, M)`.
+    :param rhs: b, `(R, M)`.
+    :param variances: v, `(M,)`.
+    :param prior: Prior precisions of the whitened weights of each component, `(R,)`.
+    :param noise: :math:`s^2`.
+    """
+
+    def __init__(self, gram: Tensor, rhs: Tensor, variances: Tensor, prior: Tensor, noise: float):
+        rank, size = rhs.shape
+        self.root = variances.clamp(min=1e-300).sqrt()
+        weight = (self.root / math.sqrt(noise)).repeat(rank)
+        square = gram.reshape(rank * size, rank * size)
+        self.conditional = Conditional.from_gram(square, weight, prior.repeat_interleave(size))
+        self.half = self.conditional.half_solve((rhs * self.root / noise).reshape(-1, 1)).squeeze(-1)
+        self.log_evidence = float((size * prior.log().sum() - self.conditional.logdet() + self.half.square().sum()) / 2)
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """
+        A draw of the raw factor.
+
+        :param noise: Standard normal numbers `(R, M)`.
+        """
+        whitened = self.conditional.half_covariance(self.half + noise.reshape(-1)).reshape_as(noise)
+        return whitened * self.root
+
+
+@dataclass
+class GibbsState:
+    """
+    Everything that a chain carries from one update to the next, beside the kernel object's hyperparameters.
+
+    :param factors: Raw factors, D tensors `(R, M_d)`, for targets scaled to unit variance.
+    :param noise: Noise variance of the scaled targets.
+    :param precisions: :math:`\\tau`, `(R,)`.
+    :param steps: Logarithm of the proposal width of each hyperparameter.
+    :param log_scales: c, `(D, R)`; by default zero.
+    """
+
+    factors: list[Tensor]
+    noise: float
+    precisions: Tensor
+    steps: Tensor
+    log_scales: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def __post_init__(self):
+        if self.log_scales.numel() == 0:
+            self.log_scales = self.precisions.new_zeros(len(self.factors), len(self.precisions))
+
+    def scaled_factors(self) -> list[Tensor]:
+        """The factors with their scales, D tensors `(R, M_d)`."""
+        return [factor * c.exp().unsqueeze(-1) for factor, c in zip(self.factors, self.log_scales, strict=True)]
+
+
+class NoiseModel:
+    """
+    How the noise variance is drawn.
+
+    :param is_free: Whether it is drawn at all.
+    :param lower: Lower bound, in units of the scaled targets.
+    :param upper: Upper bound.
+    :param log_prior: Log density of a registered prior at a noise variance of the scaled targets; None for the default.
+    """
+
+    def __init__(self, is_free: bool, lower: float, upper: float, log_prior=None):
+        self.is_free, self.lower, self.upper, self.log_prior = is_free, lower, upper, log_prior
+
+    def start(self, current: float) -> float:
+        """
+        The noise variance that a chain starts from: the targets' variance, unless it is fixed. A chain that starts with
+        little noise may stay where components explain single points.
+
+        :param current: The likelihood's present noise variance.
+        """
+        return min(max(1.0, self.lower), self.upper) if self.is_free else current
+
+    def draw(self, current: float, square: float, count: float, rng: np.random.Generator) -> float:
+        """
+        One draw from the conditional.
+
+        :param current: The present noise variance.
+        :param square: Sum of squared residuals.
+        :param count: N.
+        :param rng: Source of random numbers.
+        """
+        if not self.is_free:
+            return current
+        shape, scale = (NOISE_SHAPE, NOISE_SCALE) if self.log_prior is None else (0.0, 0.0)
+        proposal = truncated_inverse_gamma(shape + count / 2, scale + square / 2, self.lower, self.upper, rng)
+        if self.log_prior is not None:  # the proposal assumed a density of 1 / s^2
+            ratio = self.log_prior(proposal) + math.log(proposal) - self.log_prior(current) - math.log(current)
+            return proposal if math.log(rng.random()) < ratio else current
+        return proposal
+
+
+def truncated_inverse_gamma(shape: float, scale: float, lower: float, upper: float, rng: np.random.Generator) -> float:
+    """
+    A draw from an inverse-Gamma distribution between two bounds.
+
+    :param shape: Its shape.
+    :param scale: Its scale.
+    :param lower: Lower bound.
+    :param upper: Upper bound.
+    :param rng: Source of random numbers.
+    """
+    scale = max(scale, 1e-300)
+    # Quantiles of the precision, Gamma(shape, scale), between 1 / upper and 1 / lower.
+    top = scipy.special.gammainc(shape, scale / lower) if lower > 0 else 1.0
+    bottom = scipy.special.gammainc(shape, scale / upper) if math.isfinite(upper) else 0.0
+    u = bottom + (top - bottom) * rng.random()
+    precision = scipy.special.gammaincinv(shape, u) / scale
+    if not precision > 0:
+        precision = 1 / lower if lower > 0 else shape / scale
+    return float(min(max(1 / precision, lower), upper))
+
+
+class GibbsSampler:
+    """
+    One chain.
+
+    :param design: The data.
+    :param separable: The kernel, read mode by mode.
+    :param hyperparameters: Its free hyperparameters; moved on the kernel object itself.
+    :param outputscale_unit: Output scales are divided by this: the variance of the targets.
+    :param noise_model: How the noise is drawn.
+    :param grids: Points of each mode, over the data's range, where its prior variance must be represented.
+    :param rng: Source of random numbers.
+    :param rank: R that the prior was set up for, also after dead components have been dropped.
+    :param offset: The mean of f in a probit model, whose targets are the labels :math:`\\pm 1`; None for regression.
+    :param num_moves: Metropolis steps per visit of a mode.
+    """
+
+    def __init__(
+        self,
+        design: Design,
+        separable: SeparableKernel,
+        hyperparameters: Hyperparameters,
+        outputscale_unit: float,
+        noise_model: NoiseModel,
+        grids: Sequence[Tensor],
+        rng: np.random.Generator,
+        *,
+        rank: int,
+        offset: float | None = None,
+        num_moves: int = 2,
+    ):
+        self.precision_shape = precision_shape(len(separable.modes))
+        self.precision_rate = self.precision_shape * rank ** (-1 / len(separable.modes))
+        self.design, self.separable, self.hyperparameters = design, separable, hyperparameters
+        self.outputscale_unit, self.noise_model, self.rng, self.num_moves = (
+            outputscale_unit,
+            noise_model,
+            rng,
+            num_moves,
+        )
+        self.grids, self.offset = list(grids), offset
+        self.squares = [mode.basis(grid).square() for mode, grid in zip(separable.modes, grids, strict=True)]
+        self.num_dims = len(separable.modes)
+        self.variances: list[Tensor] = [torch.empty(0)] * self.num_dims
+        self.prior_factor = 1.0  # the share of the output scale in the prior variance of each mode's weights
+        self.energies = torch.zeros(rank, dtype=torch.float64)  # mean square of each component over the data
+        self.refresh()
+
+    def _residual(self) -> Residual:
+        """Targets minus f: data, or fresh latent targets of a probit model."""
+        if self.offset is None:
+            return lambda y, f, first_row: y - f
+        key, offset = int(self.rng.integers(2**62)), self.offset
+        return lambda y, f, first_row: truncated_noise(y, offset + f, first_row, key)
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.from_numpy(self.rng.standard_normal(shape)).to(self.grids[0].device)
+
+    def refresh(self, index: Sequence[int] | None = None) -> None:
+        """
+        Read variances and output scale from the kernel object again.
+
+        :param index: Coordinates that have changed; by default all.
+        """
+        changed = set(range(len(self.hyperparameters.slots))) if index is None else set(index)
+        for d, users in enumerate(self.hyperparameters.variance_users):
+            if index is None or users & changed:
+                self.variances[d] = self.separable.modes[d].variances()
+        if index is None or self.hyperparameters.scale_users & changed:
+            self.prior_factor = (float(self.separable.outputscale()) / self.outputscale_unit) ** (1 / self.num_dims)
+
+    def sweep(self, state: GibbsState, modes: Sequence[int], adapt: float = 0.0) -> None:
+        """
+        Visit modes one after the other, then draw the components' precisions; `state` is changed in place.
+
+        :param state: The chain's state.
+        :param modes: The order of the visits.
+        :param adapt: How far proposals are tuned; 0 once the warm-up is over.
+        """
+        for turn, d in enumerate(modes):
+            self.visit(state, d, adapt, move_scale=turn == 0)
+        energies, counts = self._weight_energies(state)
+        self._draw_precisions(state, energies, counts)
+        for _ in range(NUM_BALANCINGS):
+            self._balance(state, energies, counts)
+
+    def visit(self, state: GibbsState, d: int, adapt: float = 0.0, *, move_scale: bool = True) -> None:
+        """
+        Hyperparameters, factor and noise of one mode.
+
+        :param state: The chain's state.
+        :param d: The mode.
+        :param adapt: How far proposals are tuned.
+        :param move_scale: Whether to move the output scale too, which all modes share.
+        """
+        factors = state.factors
+        sums = self.design.sums(d, factors, torch.ones_like(state.precisions), self._residual())
+        gram = sums.gram()
+        data = FactorData.from_residuals(sums, gram, factors[d])
+        rhs = data.rhs
+
+        current = self._moved(state, d, gram, rhs, adapt, move_scale)
+        rank, size = rhs.shape
+        factors[d] = current.draw(self._normal(rank, size))
+        fitted = (gram.reshape(rank * size, -1) @ factors[d].reshape(-1)).reshape(rank, size)
+        square = float(data.square + (factors[d] * (fitted - 2 * rhs)).sum())
+        state.noise = self.noise_model.draw(state.noise, max(square, 0.0), float(sums.count), self.rng)
+        blocks = gram.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # (R, M, M)
+        products = torch.bmm(blocks, factors[d].unsqueeze(-1)).squeeze(-1)
+        self.energies = (factors[d] * products).sum(-1) / sums.count
+
+    def _moved(
+        self, state: GibbsState, d: int, gram: Tensor, rhs: Tensor, adapt: float, move_scale: bool
+    ) -> FactorConditional:
+        """Metropolis steps on the evidence of mode d; returns the conditional at the final hyperparameters."""
+        hyper = self.hyperparameters
+
+        def conditional() -> FactorConditional:
+            prior = state.precisions * (2 * state.log_scales[d]).exp() / self.prior_factor
+            return FactorConditional(gram, rhs, self.variances[d], prior, state.noise)
+
+        def log_target(index: list[int], at: FactorConditional) -> float:
+            others = [k for k, users in enumerate(hyper.users) if k != d and users & set(index)]
+            return at.log_evidence + hyper.log_prior(index) + sum(self._log_weight_prior(state, k) for k in others)
+
+        current = conditional()
+        own, shared = hyper.own[d], hyper.shared[d]
+        if not move_scale:
+            shared = [i for i in shared if i in hyper.variance_users[d]]
+        blocks = [own] * self.num_moves if own else []
+        blocks += [shared] if shared else []
+        for turn, block in enumerate(blocks):
+            # All coordinates of a block at once, or a single one with a longer step.
+            single = len(block) > 1 and turn % 2 == 1
+            index = [block[int(self.rng.integers(len(block)))]] if single else block
+            before, kept = hyper.get(index), (list(self.variances), self.prior_factor)
+            width = state.steps[index].exp() * (2.0 if single else 1.0 / math.sqrt(len(index)))
+            noise = torch.from_numpy(self.rng.standard_normal(len(index)))
+            threshold = math.log(self.rng.random())
+            old, change, proposed = log_target(index, current), -math.inf, None
+            if hyper.set(index, before + width * noise):
+                self.refresh(index)
+                if self.is_represented(index):
+                    proposed = conditional()
+                    change = log_target(index, proposed) - old
+                if proposed is not None and threshold < change:
+                    current = proposed
+                else:
+                    hyper.set(index, before)
+                    self.variances, self.prior_factor = kept
+            if adapt:
+                acceptance = math.exp(min(change, 0.0)) if not math.isnan(change) else 0.0
+                state.steps[index] += adapt * (acceptance - TARGET_ACCEPTANCE)
+        return current
+
+    def is_represented(self, index: Sequence[int]) -> bool:
+        """Whether the box still represents the prior variance of every mode whose variances the coordinates change."""
+        for d, users in enumerate(self.hyperparameters.variance_users):
+            if users & set(index):
+                exact = self.separable.modes[d].prior_variance(self.grids[d])
+                if float((self.squares[d] @ self.variances[d] / exact).min()) < 1 - MAX_MISSING:
+                    return False
+        return True
+
+    def _weight_energy(self, state: GibbsState, d: int) -> tuple[Tensor, int]:
+        """Squared whitened weights of each component of mode d, `(R,)`, and the number of weights."""
+        variances = self.variances[d] * self.prior_factor
+        alive = variances > 1e-250  # functions whose variance has underflowed carry no information
+        energy = (state.factors[d][:, alive].square() / variances[alive]).sum(-1)
+        return energy * (2 * state.log_scales[d]).exp(), int(alive.sum())
+
+    def _log_weight_prior(self, state: GibbsState, d: int) -> float:
+        """log N(A_d; 0, V_d / tau), up to a constant."""
+        energy, _ = self._weight_energy(state, d)
+        variances = (self.variances[d] * self.prior_factor).clamp(min=1e-300)
+        return -0.5 * float(energy @ state.precisions + len(state.precisions) * variances.log().sum())
+
+    def _weight_energies(self, state: GibbsState) -> tuple[np.ndarray, np.ndarray]:
+        """:meth:`_weight_energy` of all modes, `(D, R)` and `(D,)`."""
+        energies, counts = zip(*(self._weight_energy(state, d) for d in range(self.num_dims)), strict=True)
+        return torch.stack(energies).cpu().numpy(), np.array(counts)
+
+    def _draw_precisions(self, state: GibbsState, energies: np.ndarray, counts: np.ndarray) -> None:
+        """The components' precisions, from their Gamma conditionals."""
+        rate = self.precision_rate + energies.sum(0) / 2
+        draws = self.rng.standard_gamma(self.precision_shape + counts.sum() / 2, len(rate)) / rate
+        state.precisions = torch.from_numpy(draws).to(state.precisions.device)
+
+    def _balance(self, state: GibbsState, energies: np.ndarray, counts: np.ndarray) -> None:
+        r"""
+        Move scale between random pairs of modes, component by component; `energies` are changed along.
+
+        With one factor multiplied by :math:`e^t` and the other divided by it, the density of t is
+
+        .. math:: \log p(t) = t (M_1 - M_2) - \tfrac12 \tau (e^{2t} E_1 + e^{-2t} E_2) + \text{const}.
+
+        It is log-concave with tails lighter than a Gaussian's: the Gaussian at its mode is a good proposal.
+        """
+        order, half = self.rng.permutation(self.num_dims), self.num_dims // 2
+        one, two = order[:half], order[half : 2 * half]
+        tau = state.precisions.cpu().numpy()
+        a, b = (tau * np.maximum(energies[index], 1e-300) for index in (one, two))  # (D / 2, R)
+        difference = (counts[one] - counts[two])[:, None].astype(float)
+        root = np.sqrt(difference**2 + 4 * a * b)
+        mode = 0.5 * np.log(np.where(difference > 0, (difference + root) / (2 * a), 2 * b / (root - difference)))
+        width = PROPOSAL_WIDENING / np.sqrt(2 * (np.exp(2 * mode) * a + np.exp(-2 * mode) * b))
+        proposal = mode + width * self.rng.standard_normal(a.shape)
+
+        def log_ratio(t: np.ndarray) -> np.ndarray:
+            """Target over proposal density."""
+            target = t * difference - 0.5 * (np.exp(2 * t) * a + np.exp(-2 * t) * b)
+            return target + 0.5 * ((t - mode) / width) ** 2
+
+        accepted = np.log(self.rng.random(a.shape)) < log_ratio(proposal) - log_ratio(np.zeros_like(proposal))
+        t = np.where(accepted, proposal, 0.0)
+        energies[one] *= np.exp(2 * t)
+        energies[two] *= np.exp(-2 * t)
+        move = torch.from_numpy(t).to(state.log_scales.device)
+        state.log_scales[one] += move
+        state.log_scales[two] -= move

@@ -1,0 +1,1 @@
+"""What is fitted: the CP-weight model, its posteriors, its effects."""

@@ -1,0 +1,420 @@
+r"""What a fitted CP-weight model says about each input: main effects and Sobol indices, in closed form.
+
+Let the inputs be independent, each with a distribution of its own. With the moments of one mode,
+
+.. math:: m_d = E\,\phi_d(x_d), \qquad \mu_{dr} = a_{dr}^\top m_d, \qquad
+    K_d = A_d \operatorname{cov}(\phi_d) A_d^\top, \qquad C_d = K_d + \mu_d \mu_d^\top \quad (R \times R),
+
+every expectation of :math:`f(x) = \sum_r \prod_d \phi_d(x_d)^\top a_{dr}` is a sum over pairs of components of
+products over modes:
+
+.. math::
+    E f &= \textstyle\sum_r \prod_d \mu_{dr}, \\
+    E[f \mid x_d] - E f &= \textstyle\sum_r (\phi_d(x_d) - m_d)^\top a_{dr} \prod_{k \ne d} \mu_{kr}, \\
+    \operatorname{var} E[f \mid x_d] &= \textstyle\sum_{rs} (K_d)_{rs} \prod_{k \ne d} \mu_{kr} \mu_{ks}, \\
+    E \operatorname{var}[f \mid x_{-d}] &= \textstyle\sum_{rs} (K_d)_{rs} \prod_{k \ne d} (C_k)_{rs}.
+
+The second line is a main effect, the third and fourth, divided by :math:`\operatorname{var} f`, are the first-order and
+total Sobol indices. Applied to every draw of a posterior they come with their uncertainty.
+
+Reference: Sobol' (2001), *Global sensitivity indices for nonlinear mathematical models and their Monte Carlo
+estimates*.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gpytorch.means import ConstantMean, ZeroMean
+from torch import Tensor
+
+from ..cp.weights import all_products_but_one
+from ..errors import InputError
+from .draws import DrawsPosterior
+from .laplace import LaplacePosterior
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from .tkrr import TKRR
+
+#: Rows whose functions are evaluated at a time.
+CHUNK_ROWS = 65536
+
+#: Intervals of the quadrature over a uniform distribution.
+NUM_INTERVALS = 256
+
+#: Functions of one input: points `(n,)` -> values `(n, M)`.
+Functions = Callable[[Tensor], Tensor]
+
+
+class Measure(ABC):
+    """
+    A distribution of independent inputs.
+
+    :param lower: Where the range of each input begins, `(D,)`.
+    :param upper: Where it ends, `(D,)`.
+    """
+
+    def __init__(self, lower: Tensor, upper: Tensor):
+        self.lower, self.upper = lower, upper
+
+    @abstractmethod
+    def moments(self, d: int, functions: Functions) -> tuple[Tensor, Tensor]:
+        """
+        Mean `(M,)` and covariance `(M, M)` of functions of one input.
+
+        :param d: The input.
+        :param functions: Points `(n,)` -> values `(n, M)`, float64.
+        """
+
+
+class EmpiricalMeasure(Measure):
+    """
+    Every input has the distribution of its column in a table; dependence between columns is left out.
+
+    :param x: The table, `(n, D)`.
+
+    Example:
+        >>> import torch
+        >>> import gpytorch_tkrr as tkrr
+        >>> measure = tkrr.EmpiricalMeasure(torch.tensor([[0.0, 5.0], [1.0, 7.0]]))
+        >>> measure.lower, measure.upper
+        (tensor([0., 5.]), tensor([1., 7.]))
+    """
+
+    def __init__(self, x: Tensor):
+        if x.dim() != 2 or x.shape[0] == 0:
+            raise InputError(f"x must be a table (n, D) with at least one row; got shape {tuple(x.shape)}.")
+        super().__init__(x.amin(0), x.amax(0))
+        self.x = x
+
+    def moments(self, d: int, functions: Functions) -> tuple[Tensor, Tensor]:
+        chunks, num_rows = self.x[:, d].split(CHUNK_ROWS), self.x.shape[0]
+        mean = torch.stack([functions(chunk).sum(0) for chunk in chunks]).sum(0) / num_rows  # (M,)
+        centered = (functions(chunk) - mean for chunk in chunks)
+        return mean, torch.stack([phi.mT @ phi for phi in centered]).sum(0) / num_rows
+
+
+class UniformMeasure(Measure):
+    """
+    Every input is uniform on an interval.
+
+    :param lower: Where the intervals begin, `(D,)`.
+    :param upper: Where they end, `(D,)`.
+
+    Example:
+        >>> import torch
+        >>> import gpytorch_tkrr as tkrr
+        >>> from gpytorch_tkrr.features.basis import MonomialBasis
+        >>> measure = tkrr.UniformMeasure(torch.tensor([0.0]), torch.tensor([6.0]))
+        >>> mean, covariance = measure.moments(0, MonomialBasis())
+        >>> round(mean.item(), 6), round(covariance.item(), 6)
+        (3.0, 3.0)
+    """
+
+    def __init__(self, lower: Tensor, upper: Tensor):
+        if lower.shape != upper.shape or lower.dim() != 1 or not bool((lower < upper).all()):
+            raise InputError(f"lower must lie below upper in every input; got {lower.tolist()} and {upper.tolist()}.")
+        super().__init__(lower, upper)
+
+    def moments(self, d: int, functions: Functions) -> tuple[Tensor, Tensor]:
+        # Gauss-Legendre in many short intervals: exact to rounding for sines, close where an input warp has kinks.
+        nodes, weights = (torch.from_numpy(values) for values in np.polynomial.legendre.leggauss(8))
+        starts = torch.arange(NUM_INTERVALS, dtype=torch.float64).unsqueeze(-1)
+        fraction = ((starts + (1 + nodes) / 2) / NUM_INTERVALS).flatten().to(self.lower.device)
+        weights = (weights / (2 * NUM_INTERVALS)).repeat(NUM_INTERVALS).to(self.lower.device)
+        phi = functions(self.lower[d].double() + fraction * (self.upper[d] - self.lower[d]).double())
+        mean = weights @ phi  # (M,)
+        centered = phi - mean
+        return mean, centered.mT @ (weights.unsqueeze(-1) * centered)
+
+
+@dataclass(frozen=True)
+class _Modes:
+    """Factors of S functions with the moments of each mode: D tensors `(S, R, M)`, `(S, R)` and `(S, R, R)`."""
+
+    functions: list[Functions]
+    factors: list[Tensor]
+    moments: list[tuple[Tensor, Tensor]]
+    means: list[Tensor]
+    covariances: list[Tensor]
+    constant: float
+    measure: Measure
+
+
+def _functions_of(model: TKRR, d: int) -> Functions:
+    """The functions of one input in the user's units, through the input warp where there is one."""
+    basis, num_dims = model.posterior.bases[d], len(model.posterior.bases)
+    return lambda x: basis(model.warped(x.unsqueeze(-1).expand(-1, num_dims))[:, d])
+
+
+@torch.no_grad()
+def _integrate(model: TKRR, measure: Measure | None) -> _Modes:
+    posterior = model.posterior
+    if isinstance(posterior, DrawsPosterior):
+        factors = posterior.factors
+    elif isinstance(posterior, LaplacePosterior):
+        balanced = posterior.weights.balanced()
+        factors = [(w * v.sqrt()).unsqueeze(0) for w, v in zip(balanced, posterior.variances, strict=True)]
+    else:
+        raise InputError(f"Effects need factors: draws or ALS weights; got a {type(posterior).__name__}.")
+    if not isinstance(model.mean_module, ConstantMean | ZeroMean):
+        raise InputError(
+            f"Effects are known in closed form for a constant mean; got a {type(model.mean_module).__name__}."
+        )
+    if measure is None:
+        if model.train_inputs is None:
+            raise InputError(
+                "The model holds no training data: pass measure=EmpiricalMeasure(x) or UniformMeasure(lower, upper)."
+            )
+        measure = EmpiricalMeasure(model.train_inputs[0])
+    if measure.lower.numel() != len(factors):
+        raise InputError(f"The measure has {measure.lower.numel()} inputs; the model has {len(factors)}.")
+    functions = [_functions_of(model, d) for d in range(len(factors))]
+    moments = [measure.moments(d, phi) for d, phi in enumerate(functions)]
+    means = [factor @ mean for factor, (mean, _) in zip(factors, moments, strict=True)]
+    covariances = [factor @ cov @ factor.mT for factor, (_, cov) in zip(factors, moments, strict=True)]
+    constant = float(model.mean_module(measure.lower.unsqueeze(0)))
+    return _Modes(functions, factors, moments, means, covariances, constant, measure)
+
+
+@dataclass(frozen=True)
+class MainEffects:
+    """
+    What each input does on its own, averaged over all others, relative to the mean of f.
+
+    :param grids: Points of each input, D tensors `(n,)`.
+    :param draws: The effect in every draw, D tensors `(S, n)`; S is 1 after ALS.
+    :param expectation: The mean of f in every draw, `(S,)`.
+
+    Example:
+        >>> import gpytorch, torch, gpytorch_tkrr as tkrr
+        >>> x = torch.rand(200, 2)
+        >>> model = tkrr.TKRR(x, 3 * x[:, 0], gpytorch.likelihoods.GaussianLikelihood(), rank=2, num_basis=6)
+        >>> result = tkrr.fit_gibbs(model, num_draws=20, num_warmup=20, seed=0)
+        >>> effects = tkrr.main_effects(model)
+        >>> rise = effects.mean(0)[-1] - effects.mean(0)[0]
+        >>> bool((rise - 3).abs() < 0.3)
+        True
+        >>> lower, upper = effects.band(0, level=0.9)
+        >>> bool((lower <= upper).all())
+        True
+    """
+
+    grids: list[Tensor]
+    draws: list[Tensor]
+    expectation: Tensor
+
+    def mean(self, d: int) -> Tensor:
+        """
+        Posterior mean of an effect, `(n,)`.
+
+        :param d: The input.
+        """
+        return self.draws[d].mean(0)
+
+    def band(self, d: int, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """
+        Pointwise interval of an effect, two tensors `(n,)`.
+
+        :param d: The input.
+        :param level: Its posterior probability.
+        """
+        tail = (1 - level) / 2
+        return self.draws[d].quantile(tail, dim=0), self.draws[d].quantile(1 - tail, dim=0)
+
+    def plot(
+        self, names: Sequence[str] | None = None, *, level: float = 0.95, axes: Sequence[Axes] | None = None
+    ) -> list[Axes]:
+        """
+        One panel per input: mean and band, on one vertical scale (needs matplotlib).
+
+        :param names: Names of the inputs.
+        :param level: Posterior probability of the band.
+        :param axes: D axes to draw on; a new figure by default.
+        :return: The axes.
+        """
+        names = [f"x{d + 1}" for d in range(len(self.grids))] if names is None else list(names)
+        if len(names) != len(self.grids):
+            raise InputError(f"There are {len(self.grids)} inputs; got {len(names)} names.")
+        panels = _panels(len(self.grids)) if axes is None else list(axes)
+        for d, axis in enumerate(panels):
+            x = self.grids[d].cpu()
+            line = axis.plot(x, self.mean(d).cpu())[0]
+            if self.draws[d].shape[0] > 1:
+                low, high = self.band(d, level)
+                axis.fill_between(x, low.cpu(), high.cpu(), color=line.get_color(), alpha=0.2, lw=0)
+            axis.axhline(0, color="0.7", lw=0.8, zorder=0)
+            axis.set_xlabel(names[d])
+        panels[0].set_ylabel("main effect")
+        return panels
+
+
+def _panels(num: int) -> list[Any]:
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError("plot needs matplotlib: pip install matplotlib, or gpytorch_tkrr[plot].") from error
+    columns = min(num, 4)
+    rows = math.ceil(num / columns)
+    _, grid = pyplot.subplots(
+        rows, columns, figsize=(3 * columns, 2.4 * rows), sharey=True, squeeze=False, layout="constrained"
+    )
+    for spare in grid.flat[num:]:
+        spare.remove()
+    return list(grid.flat[:num])
+
+
+def main_effects(model: TKRR, *, measure: Measure | None = None, num_points: int = 100) -> MainEffects:
+    r"""
+    Main effects :math:`E[f \mid x_d] - E f` of all inputs, with their posterior uncertainty.
+
+    With a BernoulliLikelihood they are effects on the latent function.
+
+    :param model: A fitted model; after ALS the effects have no bands.
+    :param measure: Distribution of the inputs; by default :class:`EmpiricalMeasure` of the training data.
+    :param num_points: Points of each grid, evenly spaced over the range of the input.
+
+    Example:
+        >>> import torch, gpytorch
+        >>> import gpytorch_tkrr as tkrr
+        >>> x = torch.rand(200, 2)
+        >>> y = torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(200)
+        >>> model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(), rank=4, num_basis=8)
+        >>> result = tkrr.fit_gibbs(model, num_draws=20, num_warmup=30, seed=0)
+        >>> effects = tkrr.main_effects(model)
+        >>> effects.draws[0].shape
+        torch.Size([20, 100])
+        >>> bool(effects.mean(0).abs().max() > 5 * effects.mean(1).abs().max())
+        True
+    """
+    modes = _integrate(model, measure)
+    lower, upper = modes.measure.lower, modes.measure.upper
+    fraction = torch.linspace(0, 1, num_points, dtype=torch.float64, device=lower.device)
+    others = all_products_but_one(modes.means)  # D tensors (S, R)
+    grids, draws = [], []
+    for d, functions in enumerate(modes.functions):
+        grid = lower[d].double() + fraction * (upper[d] - lower[d]).double()
+        weights = (others[d].unsqueeze(-2) @ modes.factors[d]).squeeze(-2)  # (S, M)
+        with torch.no_grad():
+            effect = weights @ (functions(grid) - modes.moments[d][0]).mT  # (S, n)
+        grids.append(grid.to(lower.dtype))
+        draws.append(effect.to(lower.dtype))
+    expectation = (others[0] * modes.means[0]).sum(-1) + modes.constant
+    return MainEffects(grids, draws, expectation.to(lower.dtype))
+
+
+@dataclass(frozen=True)
+class SobolIndices:
+    """
+    Shares of the variance of f that inputs explain.
+
+    :param first: First-order indices: what an input explains on its own, `(S, D)`; S is 1 after ALS.
+    :param total: Total indices: what is left to an input once all others are known, `(S, D)`.
+    :param variance: Variance of f, `(S,)`.
+
+    Example:
+        >>> import torch, gpytorch_tkrr as tkrr
+        >>> indices = tkrr.SobolIndices(torch.tensor([[0.7, 0.1]]), torch.tensor([[0.9, 0.3]]), torch.ones(1))
+        >>> print(indices.summary(["speed", "load"]))
+               first order                 total
+        speed  0.700 [0.700, 0.700]        0.900 [0.900, 0.900]
+        load   0.100 [0.100, 0.100]        0.300 [0.300, 0.300]
+    """
+
+    first: Tensor
+    total: Tensor
+    variance: Tensor
+
+    def interval(self, level: float = 0.95) -> dict[str, tuple[Tensor, Tensor]]:
+        """
+        Posterior intervals of the indices `first` and `total`, each two tensors `(D,)`.
+
+        :param level: Their posterior probability.
+        """
+        tail = (1 - level) / 2
+        both = {"first": self.first, "total": self.total}
+        return {name: (v.quantile(tail, dim=0), v.quantile(1 - tail, dim=0)) for name, v in both.items()}
+
+    def summary(self, names: Sequence[str] | None = None, *, level: float = 0.95) -> str:
+        """
+        A table: posterior mean and interval of every index, the largest total index first.
+
+        :param names: Names of the inputs.
+        :param level: Posterior probability of the intervals.
+        """
+        num_dims = self.first.shape[-1]
+        names = [f"x{d + 1}" for d in range(num_dims)] if names is None else list(names)
+        if len(names) != num_dims:
+            raise InputError(f"There are {num_dims} inputs; got {len(names)} names.")
+        intervals = self.interval(level)
+        width = max(map(len, names))
+        lines = [f"{'':{width}}  first order{'':15}  total"]
+        for d in self.total.mean(0).argsort(descending=True).tolist():
+            cells = [
+                f"{float(values[:, d].mean()):.3f} [{float(low[d]):.3f}, {float(high[d]):.3f}]".ljust(26)
+                for values, (low, high) in ((self.first, intervals["first"]), (self.total, intervals["total"]))
+            ]
+            lines.append(f"{names[d]:{width}}  {'  '.join(cells)}".rstrip())
+        return "\n".join(lines)
+
+
+def sobol_indices(model: TKRR, *, measure: Measure | None = None) -> SobolIndices:
+    r"""
+    First-order and total Sobol indices of all inputs, with their posterior uncertainty.
+
+    .. math:: S_d = \frac{\operatorname{var} E[f \mid x_d]}{\operatorname{var} f}, \qquad
+        T_d = \frac{E \operatorname{var}[f \mid x_{-d}]}{\operatorname{var} f}.
+
+    They are about f without noise, and about independent inputs. The sum of :math:`S_d` is at most one; it is one for
+    an additive function.
+
+    :param model: A fitted model; after ALS the indices have no uncertainty.
+    :param measure: Distribution of the inputs; by default :class:`EmpiricalMeasure` of the training data.
+
+    Example:
+        >>> import torch, gpytorch
+        >>> import gpytorch_tkrr as tkrr
+        >>> x = torch.rand(200, 2)
+        >>> y = torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(200)
+        >>> model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(), rank=4, num_basis=8)
+        >>> result = tkrr.fit_gibbs(model, num_draws=20, num_warmup=30, seed=0)
+        >>> indices = tkrr.sobol_indices(model)
+        >>> bool(indices.first.mean(0)[0] > 0.9), bool(indices.total.mean(0)[1] < 0.1)
+        (True, True)
+    """
+    modes = _integrate(model, measure)
+    pairs = [mean.unsqueeze(-1) * mean.unsqueeze(-2) for mean in modes.means]  # D tensors (S, R, R)
+    seconds = [covariance + pair for covariance, pair in zip(modes.covariances, pairs, strict=True)]
+    first = _sum_with_others(modes.covariances, pairs)  # (S, D)
+    total = _sum_with_others(modes.covariances, seconds)
+    variance = _variance(modes.covariances, pairs, seconds)  # (S,)
+    safe = torch.where(variance > 0, variance, torch.ones_like(variance)).unsqueeze(-1)
+    dtype = modes.measure.lower.dtype
+    return SobolIndices((first / safe).to(dtype), (total / safe).to(dtype), variance.to(dtype))
+
+
+def _sum_with_others(own: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """For each mode the sum over pairs of components of its own matrix times the product of the others', `(S, D)`."""
+    products = all_products_but_one(others)
+    values = [(matrix * product).sum((-2, -1)) for matrix, product in zip(own, products, strict=True)]
+    return torch.stack(values, dim=-1).clamp(min=0)
+
+
+def _variance(covariances: Sequence[Tensor], pairs: Sequence[Tensor], seconds: Sequence[Tensor]) -> Tensor:
+    """var f as what each input adds to those before it: a sum of terms that are not negative, `(S,)`."""
+    after = [torch.ones_like(seconds[0])]
+    for second in reversed(seconds[1:]):
+        after.append(after[-1] * second)
+    before, variance = torch.ones_like(seconds[0]), torch.zeros_like(seconds[0][..., 0, 0])
+    for covariance, pair, later in zip(covariances, pairs, reversed(after), strict=True):
+        variance = variance + (before * covariance * later).sum((-2, -1)).clamp(min=0)
+        before = before * pair
+    return variance

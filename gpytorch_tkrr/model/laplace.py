@@ -1,0 +1,150 @@
+r"""Uncertainty after ALS: a Gaussian around the weights, one block for each factor.
+
+With all factors but one fixed the model is linear in that one and its posterior is Gaussian,
+:math:`w_d \sim N(\hat w_d, s^2 P_d^{-1})`. The block Laplace approximation lets every factor vary about its mode on its
+own,
+
+.. math:: \operatorname{var} f(x) = s^2 \sum_d g_d(x)^\top P_d^{-1} g_d(x),
+
+with :math:`g_d(x)` the design row of factor d. It sees neither correlations between factors, which can make it too wide
+or too narrow, nor other modes of the posterior and the error of the rank, which make it too narrow. Varying the last
+factor only would leave most of the uncertainty out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cp.conditional import Conditional, whitened_precision
+from ..cp.penalty import Penalty
+from ..cp.sums import Design
+from ..cp.weights import CPWeights, all_products_but_one, clamped_exp
+from ..errors import NotFittedError
+from ..features.basis import Basis
+
+#: Laplace blocks are stored in a `state_dict` up to this many bytes; larger ones are recomputed from data.
+MAX_STORED_BYTES = 64 << 20
+
+
+class LaplacePosterior:
+    """
+    CP weights with a Gaussian around each factor.
+
+    :param weights: Whitened weights.
+    :param variances: The variances they are whitened by, D tensors `(M_d,)`.
+    :param noise: Noise variance, a scalar.
+    :param blocks: The conditional of each factor at unit noise, or None while they have not been computed.
+    """
+
+    kind = "laplace"
+
+    def __init__(
+        self, weights: CPWeights, variances: Sequence[Tensor], noise: Tensor, blocks: list[Conditional] | None = None
+    ):
+        self.weights, self.variances, self.noise, self.blocks = weights, list(variances), noise, blocks
+        self.bases: list[Basis] = []  # set by the model, which knows the box
+
+    @property
+    def rank(self) -> int:
+        """R."""
+        return self.weights.rank
+
+    def _features(self, x: Tensor) -> list[Tensor]:
+        """Whitened features `(..., n, M_d)` of each mode."""
+        return [basis(x[..., d]) * self.variances[d].sqrt() for d, basis in enumerate(self.bases)]
+
+    def mean(self, x: Tensor) -> Tensor:
+        """
+        :math:`f(x) = \\sum_r \\prod_d z_d(x_d)^\\top w_{dr}`.
+
+        :param x: Inputs `(..., n, D)`.
+        :return: `(..., n)`, float64.
+        """
+        product: Tensor | None = None
+        for d, basis in enumerate(self.bases):
+            projection = basis(x[..., d]) @ (self.weights.factors[d] * self.variances[d].sqrt()).mT  # (..., n, R)
+            product = projection if product is None else product * projection
+        assert product is not None
+        return product @ clamped_exp(self.weights.log_scale())
+
+    def root(self, x: Tensor) -> Tensor:
+        """
+        A root of the covariance, the factors' blocks side by side.
+
+        :param x: Inputs `(..., n, D)`.
+        :return: `(..., n, sum_d R M_d)`, float64.
+        """
+        if self.blocks is None:
+            raise NotFittedError(
+                "The posterior covariance has not been computed for these weights (they were loaded without it, or the "
+                "fit was interrupted). Call model.compute_covariance(), with data=(x, y) if the model holds no data. "
+                "The posterior mean is available."
+            )
+        features = self._features(x)
+        projections = [z @ factor.mT for z, factor in zip(features, self.weights.factors, strict=True)]
+        roots = []
+        for z, p, block in zip(features, all_products_but_one(projections), self.blocks, strict=True):
+            design = (p.unsqueeze(-1) * z.unsqueeze(-2)).flatten(-2)  # (..., n, R M)
+            roots.append(block.half_solve(design.reshape(-1, design.shape[-1]).mT).mT.reshape(design.shape))
+        return torch.cat(roots, dim=-1) * self.noise.sqrt()
+
+    def state(self) -> dict[str, Any]:
+        """Tensors that describe the posterior; blocks only while they are small."""
+        state: dict[str, Any] = {
+            "kind": self.kind,
+            "factors": list(self.weights.factors),
+            "log_scales": self.weights.log_scales,
+            "variances": self.variances,
+            "noise": self.noise,
+        }
+        if self.blocks is not None and 8 * sum(block.factor.numel() for block in self.blocks) <= MAX_STORED_BYTES:
+            state["blocks"] = [(block.factor, block.scale) for block in self.blocks]
+        return state
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> LaplacePosterior:
+        """
+        The posterior that :meth:`state` described.
+
+        :param state: The description.
+        """
+        blocks = [Conditional.from_factor(*block) for block in state["blocks"]] if "blocks" in state else None
+        return cls(CPWeights(list(state["factors"]), state["log_scales"]), state["variances"], state["noise"], blocks)
+
+    def to(self, device: torch.device) -> LaplacePosterior:
+        """
+        The same posterior on another device, always float64.
+
+        :param device: The device.
+        """
+        blocks = None
+        if self.blocks is not None:
+            blocks = [Conditional.from_factor(block.factor.to(device), block.scale.to(device)) for block in self.blocks]
+        variances = [v.to(device) for v in self.variances]
+        return LaplacePosterior(self.weights.to(device), variances, self.noise.to(device), blocks)
+
+
+def laplace_blocks(
+    design: Design, weights: CPWeights, variances: Sequence[Tensor], penalty: Penalty, strength: Tensor
+) -> tuple[list[Conditional], Tensor]:
+    """
+    The conditional of every factor at unit noise.
+
+    :param design: The data.
+    :param weights: Whitened weights at a mode of the objective.
+    :param variances: The variances they are whitened by.
+    :param penalty: The penalty of the objective.
+    :param strength: Its strength.
+    :return: The conditionals, and the residual sum of squares.
+    """
+    raw = [factor * v.sqrt() for factor, v in zip(weights.factors, variances, strict=True)]
+    scale = clamped_exp(weights.log_scale())
+    blocks = []
+    for d in range(weights.num_dims):
+        sums = design.sums(d, raw, scale)
+        blocks.append(Conditional(whitened_precision(sums.gram(), variances[d], strength * penalty.form(weights, d))))
+    return blocks, sums.square

@@ -1,0 +1,176 @@
+"""A posterior over functions, and its covariance as a linear operator that is evaluated when needed."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+)
+from linear_operator.utils.memoize import cached
+from torch import Tensor
+
+from ..hilbert.operator import HilbertLinearOperator, diagonal_for
+
+#: Rows whose covariance root is held at a time where only variances or products are asked for.
+CHUNK_ROWS = 1024
+
+
+class Posterior(Protocol):
+    """What :class:`~gpytorch_tkrr.TKRR` asks of a posterior; it knows functions, not kernels or data."""
+
+    def mean(self, x: Tensor) -> Tensor:
+        """
+        The posterior mean without the mean module.
+
+        :param x: Inputs `(..., n, D)`.
+        :return: `(..., n)`, float64, differentiable in `x`.
+        """
+
+    def root(self, x: Tensor) -> Tensor:
+        """
+        A root of the posterior covariance.
+
+        :param x: Inputs `(..., n, D)`.
+        :return: `(..., n, K)`, float64, differentiable in `x`.
+        """
+
+
+class PosteriorCovariance(LinearOperator):
+    """
+    The covariance of a posterior at given points, of low rank and never formed unless asked for.
+
+    Variances and products with vectors go through the root in chunks of rows, so that memory does not grow with the
+    number of points times the rank. All else forms the root and goes on with a
+    :class:`~gpytorch_tkrr.hilbert.operator.HilbertLinearOperator`.
+
+    :param x: Inputs `(..., n, D)`; results have their dtype.
+    :param posterior: The posterior.
+    """
+
+    def __init__(self, x: Tensor, *, posterior: Posterior):
+        super().__init__(x, posterior=posterior)
+        self.x, self.posterior = x, posterior
+
+    def _size(self) -> torch.Size:
+        return torch.Size([*self.x.shape[:-1], self.x.shape[-2]])
+
+    def _transpose_nonbatch(self) -> PosteriorCovariance:
+        return self
+
+    def _chunks(self) -> list[Tensor]:
+        return list(self.x.split(CHUNK_ROWS, dim=-2))
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        vector = rhs.dim() == 1
+        rhs_ = (rhs.unsqueeze(-1) if vector else rhs).double()
+        chunks = self._chunks()
+        inner: Tensor | None = None
+        for x, part in zip(chunks, rhs_.split(CHUNK_ROWS, dim=-2), strict=True):
+            piece = self.posterior.root(x).mT @ part
+            inner = piece if inner is None else inner + piece
+        assert inner is not None
+        product = torch.cat([self.posterior.root(x) @ inner for x in chunks], dim=-2).to(self.dtype)
+        return product.squeeze(-1) if vector else product
+
+    def _diagonal(self) -> Tensor:
+        parts = [self.posterior.root(x).square().sum(-1) for x in self._chunks()]
+        return torch.cat(parts, dim=-1).to(self.dtype)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        if isinstance(row_index, slice) and row_index == col_index:
+            return PosteriorCovariance(self.x[(*batch_indices, row_index, slice(None))], posterior=self.posterior)
+        return self.low_rank()._getitem(row_index, col_index, *batch_indices)
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        return self.low_rank()._get_indices(row_index, col_index, *batch_indices)
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> PosteriorCovariance:
+        return PosteriorCovariance(self.x.expand(*batch_shape, *self.x.shape[-2:]), posterior=self.posterior)
+
+    def _permute_batch(self, *dims: int) -> PosteriorCovariance:
+        return PosteriorCovariance(self.x.permute(*dims, -2, -1), posterior=self.posterior)
+
+    def _unsqueeze_batch(self, dim: int) -> PosteriorCovariance:
+        return PosteriorCovariance(self.x.unsqueeze(dim), posterior=self.posterior)
+
+    def _mul_constant(self, other: Tensor) -> LinearOperator:
+        return self.low_rank()._mul_constant(other)
+
+    def _prod_batch(self, dim: int) -> LinearOperator:
+        return self.low_rank()._prod_batch(dim)
+
+    @cached(name="low_rank")
+    def low_rank(self) -> HilbertLinearOperator:
+        """The same covariance with its root formed."""
+        root = self.posterior.root(self.x)
+        return HilbertLinearOperator(root, torch.ones(root.shape[-1], dtype=self.dtype, device=root.device))
+
+    @cached
+    def to_dense(self) -> Tensor:
+        root = self.posterior.root(self.x)
+        return (root @ root.mT).to(self.dtype)
+
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        return self.low_rank().root_decomposition(method=method)
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
+        return self.low_rank().zero_mean_mvn_samples(num_samples)
+
+    def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        return self + diagonal_for(self, diag)
+
+    def __add__(self, other: Any) -> LinearOperator:
+        if isinstance(other, DiagLinearOperator):
+            return NoisyPosteriorCovariance(self, other)
+        return super().__add__(other)
+
+
+class NoisyPosteriorCovariance(AddedDiagLinearOperator):
+    """
+    The covariance of a posterior plus a diagonal, whose solves and log determinants are exact for any number of points.
+
+    :param linear_ops: A :class:`PosteriorCovariance` and a diagonal.
+    """
+
+    @cached(name="evaluated")
+    def evaluated(self) -> LinearOperator:
+        """The same covariance with the root of its posterior part formed."""
+        return self._linear_op.low_rank() + self._diag_tensor
+
+    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Tensor:
+        return self.evaluated()._solve(rhs)
+
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        return self.evaluated().solve(right_tensor, left_tensor)
+
+    def inv_quad_logdet(
+        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
+    ) -> tuple[Tensor | None, Tensor | None]:
+        return self.evaluated().inv_quad_logdet(inv_quad_rhs, logdet, reduce_inv_quad)
+
+    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
+        return self.evaluated().inv_quad(inv_quad_rhs, reduce_inv_quad)
+
+    def logdet(self) -> Tensor:
+        return self.evaluated().logdet()
+
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        return self.evaluated().root_decomposition(method=method)
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
+        return self.evaluated().zero_mean_mvn_samples(num_samples)
+
+    def mul(self, other: Any) -> LinearOperator:
+        return self.evaluated().mul(other)
+
+    def _sum_batch(self, dim: int) -> LinearOperator:
+        return LinearOperator._sum_batch(self, dim)
+
+    def __add__(self, other: Any) -> LinearOperator:
+        if isinstance(other, DiagLinearOperator):
+            return self.__class__(self._linear_op, self._diag_tensor + other)
+        return AddedDiagLinearOperator(self._linear_op + other, self._diag_tensor)

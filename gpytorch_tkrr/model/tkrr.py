@@ -1,0 +1,648 @@
+"""The CP-weight model as a GPyTorch model."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+)
+from gpytorch.means import ConstantMean, Mean
+from gpytorch.models import GP
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from ..cp.penalty import PENALTIES, FrobeniusPenalty, Penalty
+from ..cp.sums import Design
+from ..data.parallel import ONE_PROCESS, Processes, as_processes
+from ..data.source import TensorSource, TrainingData, as_source
+from ..errors import (
+    ApproximationWarning,
+    DomainError,
+    InputError,
+    NotFittedError,
+    OutOfDomainWarning,
+    SeparableKernelWarning,
+    SizeError,
+    StalePosteriorWarning,
+)
+from ..features.box import MAX_MISSING
+from ..features.domain import Domain, as_inputs
+from ..features.index_set import as_num_basis
+from ..features.separable import DEFAULT_NUM_BASIS, Mode, SeparableKernel, SpectralTerm, separate
+from .anova import anova_kernel
+from .draws import DrawsPosterior
+from .laplace import LaplacePosterior, laplace_blocks
+from .posterior import Posterior, PosteriorCovariance
+from .probit import as_signs
+from .warp import InputWarp
+
+#: Posteriors that can be restored from a `state_dict`, by their kind.
+POSTERIORS: dict[str, Any] = {cls.kind: cls for cls in (LaplacePosterior, DrawsPosterior)}
+
+
+class TKRR(GP):
+    r"""
+    Tensor kernel ridge regression: a Gaussian process whose weights on a product basis are a low-rank CP tensor,
+
+    .. math:: f(x) = m(x) + \sum_{r=1}^R \prod_{d=1}^D z_d(x_d)^\top w_{dr}, \qquad z_d = \sqrt{v_d(\theta)}\, \phi_d.
+
+    It is used like an :class:`~gpytorch.models.ExactGP`. In train mode a call returns the prior, in eval mode the
+    posterior, once the model has been fitted by :func:`~gpytorch_tkrr.fit_als`. Inputs and targets may have any units.
+
+    :param train_x: Training inputs `(N, D)`, or `(N,)` for one dimension; None for a model without data.
+    :param train_y: Training targets `(N,)`; None for a model without data.
+    :param likelihood: A GPyTorch likelihood. With a BernoulliLikelihood the targets are classes {0, 1} or {-1, +1},
+        taken as the numbers -1 and +1: the sign of the response decides (least-squares support vector machine).
+    :param kernel: A separable kernel, stored as `covar_module`; by default :func:`~gpytorch_tkrr.anova_kernel`.
+    :param rank: R, the number of components.
+    :param num_basis: Number of sines, for all dimensions or for each. By default 20, with the default kernel fewer for
+        columns with fewer distinct values; :func:`~gpytorch_tkrr.fit_gibbs` then adapts them to the lengthscales that
+        it finds.
+    :param domain: The box. By default it is chosen from the data and the kernel's lengthscales, once.
+    :param mean_module: The mean; by default a ConstantMean that a fit sets to the mean of the targets.
+    :param warp: A map of the inputs that kernel and box see, not the mean. By default it is
+        :meth:`InputWarp.from_data` where neither a kernel nor a box is given, and none otherwise; False for none.
+
+    Example:
+        >>> import torch, gpytorch
+        >>> import gpytorch_tkrr as tkrr
+        >>> x = torch.rand(200, 2, dtype=torch.float64)
+        >>> y = torch.sin(6 * x[:, 0]) * x[:, 1]
+        >>> likelihood = gpytorch.likelihoods.GaussianLikelihood()
+        >>> likelihood.noise = 1e-3
+        >>> model = tkrr.TKRR(x, y, likelihood, rank=4)
+        >>> result = tkrr.fit_als(model, seed=0)
+        >>> prediction = likelihood(model.eval()(x))
+        >>> bool((prediction.mean - y).abs().max() < 0.1)
+        True
+
+    Reference: Wesel & Batselier (2021), *Large-scale learning with Fourier features and tensor decompositions*.
+    """
+
+    def __init__(
+        self,
+        train_x: Tensor | None,
+        train_y: Tensor | None,
+        likelihood: Likelihood,
+        *,
+        kernel: Kernel | None = None,
+        rank: int = 10,
+        num_basis: int | Sequence[int] | None = None,
+        domain: Domain | None = None,
+        mean_module: Mean | None = None,
+        warp: InputWarp | bool | None = None,
+    ):
+        super().__init__()
+        if not isinstance(likelihood, (GaussianLikelihood, FixedNoiseGaussianLikelihood, BernoulliLikelihood)):
+            raise InputError(
+                "likelihood must be a GaussianLikelihood, a FixedNoiseGaussianLikelihood or a BernoulliLikelihood; got "
+                f"a {type(likelihood).__name__}."
+            )
+        if isinstance(likelihood, GaussianLikelihood) and likelihood.noise.numel() != 1:
+            raise InputError(
+                f"The likelihood has {likelihood.noise.numel()} noise variances (batch_shape); a CP-weight model takes "
+                "one."
+            )
+        if isinstance(rank, float) or rank < 1:
+            raise SizeError(f"rank must be an integer, at least 1; got {rank}.")
+        if (train_x is None) != (train_y is None):
+            raise InputError("Give both train_x and train_y, or neither.")
+        self.likelihood = likelihood
+        self.rank = int(rank)
+        self.num_basis = DEFAULT_NUM_BASIS if num_basis is None else as_num_basis(num_basis)
+        self.adapts_num_basis = num_basis is None
+        self.max_num_basis: tuple[int, ...] | None = None  # where it is adapted: no more than distinct values ask for
+        self.mean_module = ConstantMean() if mean_module is None else mean_module
+        self.fits_mean = mean_module is None
+        self.covar_module = kernel
+        self.domain = domain
+        self.warp = warp if isinstance(warp, InputWarp) else None
+        self.adapts_warp = warp is True or (warp is None and kernel is None and domain is None)
+        self.train_inputs: tuple[Tensor, ...] | None = None
+        self.train_targets: Tensor | None = None
+        self.is_stale = False
+        self._warned_out_of_domain = False
+        self._posterior: Any = None
+        self._penalty: Penalty = FrobeniusPenalty()
+        self.register_load_state_dict_post_hook(_renew_bases)
+        if train_x is not None and train_y is not None:
+            self.train_inputs, self.train_targets = _checked(train_x, train_y)
+            self._choose(TrainingData(self._source(), targets=self._label_map()))
+            if self.fits_mean:
+                self.mean_module.to(self.train_inputs[0])
+        elif self.covar_module is not None and self.domain is not None and self._known_num_dims() is not None:
+            self._announce()
+
+    # What the model is made of
+
+    def _known_num_dims(self) -> int | None:
+        if self.domain is not None and self.domain.num_dims is not None:
+            return self.domain.num_dims
+        return None if self.train_inputs is None else self.train_inputs[0].shape[-1]
+
+    @property
+    def num_dims(self) -> int:
+        """D, the number of input dimensions."""
+        num_dims = self._known_num_dims()
+        if num_dims is None:
+            raise NotFittedError(
+                "The number of input dimensions is not known yet. Give training data or a Domain with one entry per "
+                "dimension, or load a state_dict."
+            )
+        return num_dims
+
+    def separate(self) -> SeparableKernel:
+        """The kernel, read mode by mode at its current hyperparameters."""
+        num_dims = self.num_dims
+        assert self.covar_module is not None and self.domain is not None
+        return separate(self.covar_module, self.domain, self.num_basis, num_dims)
+
+    def _choose(self, training: TrainingData) -> None:
+        """Kernel and box from the data, where none were given."""
+        summary = training.summary
+        half_range = (summary.upper - summary.lower) / 2
+        if self.adapts_warp and self.warp is None:
+            warp = InputWarp.from_data(summary.sample, summary.lower, summary.upper)
+            self.warp = warp if warp.columns.numel() else None
+        if self.covar_module is None and self.adapts_num_basis:
+            self.max_num_basis = tuple(max(count, 2) for count in summary.num_distinct())
+            self.num_basis = tuple(min(DEFAULT_NUM_BASIS, most) for most in self.max_num_basis)
+        if self.covar_module is None:
+            kernel = anova_kernel(
+                summary.num_dims,
+                center=(summary.upper + summary.lower) / 2,
+                half_range=half_range,
+                outputscale=summary.variance or 1.0,
+            )
+            self.covar_module = kernel.to(summary.lower.device)
+            if self.train_inputs is not None:
+                self.covar_module.to(self.train_inputs[0].dtype)
+        if self.domain is None:
+            self.domain = choose_box(self.covar_module, summary.lower, summary.upper, 0.01 / summary.num_dims)
+        self._check_inside(summary.lower, summary.upper)
+        self._announce()
+        self.warn_if_missing(summary.lower, summary.upper)
+
+    def _announce(self) -> None:
+        """Check the kernel tree; say once where it is not taken literally."""
+        for path in self.separate().radial:
+            warnings.warn(
+                f"{path} is not a product over input dimensions; the model uses the product of its one-dimensional "
+                "kernels.",
+                SeparableKernelWarning,
+                stacklevel=4,
+            )
+
+    def _check_inside(self, lower: Tensor, upper: Tensor) -> None:
+        assert self.domain is not None
+        inside = self.domain.contains(torch.stack([lower, upper])).all(0)
+        if not inside.all():
+            outside = (~inside).nonzero().flatten().tolist()
+            raise DomainError(
+                f"Training inputs lie outside of the domain in dimensions {outside}. Use a larger Domain: the basis "
+                "cannot represent functions there."
+            )
+
+    def warn_if_missing(self, lower: Tensor, upper: Tensor) -> None:
+        """
+        Say so if the basis represents the kernel poorly over the range of the data.
+
+        :param lower: Smallest inputs `(D,)`.
+        :param upper: Largest inputs `(D,)`.
+        """
+        fraction = torch.linspace(0, 1, 33, dtype=torch.float64, device=lower.device)
+        with torch.no_grad():
+            modes = self.separate().modes
+            missing = []
+            for d, mode in enumerate(modes):
+                grid = lower[d] + fraction * (upper[d] - lower[d])
+                missing.append(float((1 - mode.represented_variance(grid) / mode.prior_variance(grid)).mean()))
+        poor = [d for d, value in enumerate(missing) if value > MAX_MISSING]
+        if poor:
+            worst = max(poor, key=lambda d: missing[d])
+            warnings.warn(
+                f"The basis represents only {1 - missing[worst]:.0%} of the kernel's variance in input dimension "
+                f"{worst} (poor in dimensions {poor}): the lengthscale is too long for the box, or too short for "
+                f"num_basis={self.num_basis}. Set the lengthscale to suit the data, enlarge the Domain, or increase "
+                "num_basis.",
+                ApproximationWarning,
+                stacklevel=4,
+            )
+
+    # Data
+
+    def _source(self) -> TensorSource:
+        assert self.train_inputs is not None and self.train_targets is not None
+        weight = None
+        noise = getattr(self.likelihood, "noise", None)
+        if isinstance(noise, Tensor) and noise.numel() > 1:
+            if noise.shape != self.train_targets.shape:
+                raise InputError(
+                    f"The likelihood has {noise.numel()} noise variances for {self.train_targets.numel()} training "
+                    "rows. Give the model a likelihood with one for each row."
+                )
+            weight = noise.detach().double().mean() / noise.detach().double()  # noise that differs between rows
+        return TensorSource(self.train_inputs[0], self.train_targets, weight)
+
+    def _label_map(self) -> Any:
+        return as_signs if isinstance(self.likelihood, BernoulliLikelihood) else None
+
+    def training_data(self, data: Any = None, processes: Processes = ONE_PROCESS) -> TrainingData:
+        """
+        The data of a fit, checked, with the mean removed and scaled; also sets the default mean.
+
+        :param data: As for :func:`~gpytorch_tkrr.fit_als`.
+        :param processes: The processes that take part, each with rows of its own.
+        """
+        if data is None and self.train_inputs is None:
+            raise InputError("The model holds no training data. Pass data=(x, y), or call set_train_data first.")
+        noise = getattr(self.likelihood, "noise", None)
+        has_weights = isinstance(data, tuple) and len(data) == 3
+        if data is not None and isinstance(noise, Tensor) and noise.numel() > 1 and not has_weights:
+            raise InputError(
+                "The likelihood has a noise variance for each row, which data=(x, y) cannot be matched with. Pass row "
+                "weights too: data=(x, y, noise.mean() / noise)."
+            )
+        source = self._source() if data is None else as_source(data)
+        parameter = next(self.parameters(), None)
+        device = None if parameter is None else parameter.device
+        training = TrainingData(source, targets=self._label_map(), processes=processes, device=device)
+        known = self._known_num_dims()
+        if known is not None and training.summary.num_dims != known:
+            raise InputError(f"The data have {training.summary.num_dims} input dimensions; the model has {known}.")
+        if self.covar_module is None or self.domain is None:
+            self._choose(training)
+        else:
+            self._check_inside(training.summary.lower, training.summary.upper)
+        if self.domain is not None and self.domain.num_dims is None:
+            self.domain = Domain(*self.domain.sides(training.summary.num_dims))
+        if self.fits_mean:
+            self.mean_module.initialize(constant=training.summary.mean)
+        training.mean, training.inputs = self._mean, self.warp
+        scale = math.sqrt(training.summary.variance)
+        training.scale = scale if scale > 1e-12 * abs(training.summary.mean) and scale > 0 else 1.0
+        return training
+
+    @torch.no_grad()
+    def _mean(self, x: Tensor) -> Tensor:
+        parameter = next(self.mean_module.parameters(), x)
+        return self.mean_module(x.to(parameter.dtype)).double()
+
+    def set_train_data(
+        self, inputs: Tensor | Sequence[Tensor] | None = None, targets: Tensor | None = None, strict: bool = True
+    ) -> None:
+        """
+        Replace the training data. A posterior that the model holds is then stale: fit again.
+
+        :param inputs: New inputs `(N, D)`.
+        :param targets: New targets `(N,)`.
+        :param strict: Whether shape, dtype and device must be those of the old data.
+        """
+        old_x = self.train_inputs[0] if self.train_inputs is not None else None
+        x = old_x if inputs is None else inputs if isinstance(inputs, Tensor) else inputs[0]
+        y = self.train_targets if targets is None else targets
+        if x is None or y is None:
+            raise InputError("Give both inputs and targets.")
+        (x,), y = _checked(x, y)
+        for name, old, new in (("inputs", old_x, x), ("targets", self.train_targets, y)):
+            if strict and old is not None and (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
+                raise RuntimeError(
+                    f"Cannot modify shape, dtype or device of {name} (expected {tuple(old.shape)}, {old.dtype}, "
+                    f"{old.device}; found {tuple(new.shape)}, {new.dtype}, {new.device}). Pass strict=False."
+                )
+        if self.domain is not None:
+            rows = as_inputs(x)
+            self._check_inside(rows.amin(0), rows.amax(0))
+        self.train_inputs, self.train_targets = (x,), y
+        if self.domain is None or self.covar_module is None:
+            self._choose(TrainingData(self._source(), targets=self._label_map()))
+        if self.is_fitted and not self.is_stale:
+            self.is_stale = True
+            warnings.warn(
+                "The training data of a fitted model were replaced: its posterior is that of the old data until the "
+                "next fit.",
+                StalePosteriorWarning,
+                stacklevel=2,
+            )
+
+    def append_train_data(self, x: Tensor, y: Tensor) -> None:
+        """
+        Add rows to the training data; see `new_rows` of :func:`~gpytorch_tkrr.fit_als`.
+
+        :param x: Inputs `(n, D)`.
+        :param y: Targets `(n,)`.
+        """
+        (x,), y = _checked(x, y)
+        if self.train_inputs is not None and self.train_targets is not None:
+            if x.shape[-1] != self.train_inputs[0].shape[-1]:
+                raise InputError(
+                    f"The new rows have {x.shape[-1]} columns; the training data have {self.train_inputs[0].shape[-1]}."
+                )
+            x = torch.cat([self.train_inputs[0], x.to(self.train_inputs[0])])
+            y = torch.cat([self.train_targets, y.to(self.train_targets)])
+        if self.domain is not None:
+            rows = as_inputs(x)
+            self._check_inside(rows.amin(0), rows.amax(0))
+        self.train_inputs, self.train_targets = (x,), y
+
+    # Noise and posterior
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether the likelihood has a noise variance."""
+        return hasattr(self.likelihood, "noise")
+
+    def noise(self) -> Tensor:
+        """The noise variance, a float64 scalar, differentiable; 1 for a likelihood without one."""
+        if not self.has_noise:
+            return torch.ones((), dtype=torch.float64, device=next(self.parameters()).device)
+        return self.likelihood.noise.double().mean()
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether there is a posterior."""
+        return self._posterior is not None
+
+    @property
+    def posterior(self) -> Any:
+        """The posterior over the weights; :class:`NotFittedError` before a fit."""
+        if self._posterior is None:
+            raise NotFittedError("The model has not been fitted. Call gpytorch_tkrr.fit_als(model) first.")
+        return self._posterior
+
+    def set_posterior(self, posterior: Posterior, penalty: Penalty | None = None) -> None:
+        """
+        Hand the model a posterior; done by the fit functions.
+
+        :param posterior: The posterior.
+        :param penalty: The penalty it was fitted with, where there is one.
+        """
+        self._posterior = posterior
+        self._penalty = penalty if penalty is not None else self._penalty
+        _renew_bases(self)
+        self.is_stale = False
+
+    @property
+    def factors(self) -> list[Tensor]:
+        r"""
+        D tensors `(M_d, R)`: weights of :math:`z = \sqrt v \phi`, the outermost output scale left out of v, every
+        component spread evenly over the dimensions.
+        """
+        if not isinstance(self.posterior, LaplacePosterior):
+            raise NotFittedError("The model holds draws, not one set of factors: see model.posterior.factors.")
+        return [factor.mT for factor in self.posterior.weights.balanced()]
+
+    def draws(self, x: Tensor) -> Tensor:
+        """
+        Whole functions drawn from the posterior, after :func:`~gpytorch_tkrr.fit_gibbs`.
+
+        :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension.
+        :return: `(S, ..., n)`: row s is the same function in every call.
+        """
+        posterior = self._draws_posterior()
+        x = x.unsqueeze(-1) if x.dim() == 1 else x
+        return self.mean_module(x) + posterior.draws(self.warped(x)).to(x.dtype)
+
+    def class_probabilities(self, x: Tensor) -> Tensor:
+        r"""
+        The probability of the class 1 after :func:`~gpytorch_tkrr.fit_gibbs` with a BernoulliLikelihood: the mean of
+        :math:`\Phi(f_s(x))` over the draws. (``likelihood(model(x))`` replaces the draws by a Gaussian.)
+
+        :param x: Inputs `(..., n, D)`.
+        :return: `(..., n)`.
+        """
+        if not isinstance(self.likelihood, BernoulliLikelihood):
+            raise InputError(
+                f"Class probabilities need a BernoulliLikelihood; the model has a {type(self.likelihood).__name__}."
+            )
+        return torch.special.ndtr(self.draws(x)).mean(0)
+
+    def warped(self, x: Tensor) -> Tensor:
+        """
+        Inputs as kernel, box and posterior see them.
+
+        :param x: Inputs `(..., D)`.
+        """
+        return x if self.warp is None else self.warp(x)
+
+    def thin(self, num_draws: int) -> None:
+        """
+        Keep evenly spaced draws only, to make the model small.
+
+        :param num_draws: How many to keep.
+        """
+        posterior = self._draws_posterior()
+        if not 1 <= num_draws <= posterior.num_draws:
+            raise SizeError(f"num_draws must lie between 1 and {posterior.num_draws}; got {num_draws}.")
+        device = posterior.noise.device
+        kept = torch.linspace(0, posterior.num_draws - 1, num_draws, device=device).round().long()
+        self._posterior = posterior.subset(kept)
+
+    def _draws_posterior(self) -> DrawsPosterior:
+        if not isinstance(self.posterior, DrawsPosterior):
+            raise NotFittedError("The model holds no draws. Call gpytorch_tkrr.fit_gibbs(model) first.")
+        return self.posterior
+
+    @torch.no_grad()
+    def compute_covariance(self, *, data: Any = None, group: Any = None, memory: int = 2 << 30) -> None:
+        """
+        Compute the posterior covariance around the present weights, in one more pass over the data.
+
+        :param data: As for :func:`~gpytorch_tkrr.fit_als`; by default the training data.
+        :param group: As for :func:`~gpytorch_tkrr.fit_als`.
+        :param memory: As for :func:`~gpytorch_tkrr.fit_als`.
+        """
+        posterior = self.posterior
+        training = self.training_data(data, as_processes(group))
+        separable = self.separate()
+        design = Design(training, [mode.basis for mode in separable.modes], memory=memory)
+        weights = posterior.weights.clone()
+        weights.log_scales -= math.log(training.scale) / weights.num_dims
+        noise, outputscale = self.noise() / training.scale**2, separable.outputscale() / training.scale**2
+        strength = self._penalty.strength_for(noise, outputscale, weights)
+        posterior.blocks, _ = laplace_blocks(design, weights, posterior.variances, self._penalty, strength)
+
+    # Calls
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """
+        The prior, lazily.
+
+        :param x: Inputs `(..., n, D)`.
+        """
+        assert self.covar_module is not None
+        return MultivariateNormal(self.mean_module(x), self.covar_module(self.warped(x)))
+
+    def __call__(self, x: Tensor, **kwargs: Any) -> MultivariateNormal:
+        x = x.unsqueeze(-1) if x.dim() == 1 else x
+        if self.covar_module is None:
+            raise NotFittedError("The model has neither kernel nor data. Give one of them, or load a state_dict.")
+        if x.shape[-1] != self.num_dims:
+            raise InputError(f"Inputs must have {self.num_dims} columns; got shape {tuple(x.shape)}.")
+        if self.training:
+            return self.forward(x)
+        if not torch.isfinite(x).all():
+            raise InputError("The test inputs hold NaN or infinite values.")
+        posterior = self.posterior
+        if getattr(posterior, "blocks", ()) is None and self.train_inputs is not None and not self.is_stale:
+            self.compute_covariance()
+        warped = self.warped(x)
+        mean = self.mean_module(x) + posterior.mean(warped).to(x.dtype)
+        covariance = PosteriorCovariance(warped.to(x.dtype), posterior=posterior)
+        missing = self._missing_variance(warped)
+        if missing is not None:
+            covariance = covariance + DiagLinearOperator(missing.to(x.dtype))
+        return MultivariateNormal(mean.to(x.dtype), covariance)
+
+    def _missing_variance(self, x: Tensor) -> Tensor | None:
+        """Prior variance that the basis does not represent at x, `(..., n)`, where that is more than a little."""
+        separable = self.separate()
+        total: Tensor | None = None
+        kept: Tensor | None = None
+        short = []
+        for d, mode in enumerate(separable.modes):
+            exact = mode.prior_variance(x[..., d])
+            represented = torch.minimum(_represented(mode, x[..., d]), exact)
+            short.append(represented < (1 - MAX_MISSING) * exact)
+            # Dimensions that represent their part count as complete: small shortfalls of many must not add up.
+            represented = torch.where(short[-1], represented, exact)
+            total = exact if total is None else total * exact
+            kept = represented if kept is None else kept * represented
+        assert total is not None and kept is not None
+        poor = torch.stack(short).any(0)
+        if not poor.any():
+            return None
+        if not self._warned_out_of_domain:
+            self._warned_out_of_domain = True
+            dims = [d for d, flags in enumerate(short) if flags.any()]
+            warnings.warn(
+                f"The basis represents less than {1 - MAX_MISSING:.0%} of the prior variance at {int(poor.sum())} of "
+                f"{poor.numel()} points, because of input dimensions {dims}: they lie near or outside the edge of the "
+                "domain, or the lengthscale does not suit the box. The missing part is added as independent variance. "
+                "This is said once per model.",
+                OutOfDomainWarning,
+                stacklevel=3,
+            )
+        return torch.where(poor, separable.outputscale() * (total - kept), torch.zeros_like(total))
+
+    # State
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The posterior, for `state_dict`."""
+        state: dict[str, Any] = {"stale": self.is_stale, "num_basis": self.num_basis}
+        if self._posterior is not None:
+            state["posterior"] = self._posterior.state()
+            strength = getattr(self._penalty, "strength", None)
+            state["penalty"] = (type(self._penalty).__name__, strength)
+        return state
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """
+        Restore the posterior from a `state_dict`.
+
+        :param state: As returned by :meth:`get_extra_state`.
+        """
+        self.is_stale = state["stale"]
+        self.num_basis = state["num_basis"]
+        self._posterior = None
+        if "posterior" in state:
+            posterior = POSTERIORS[state["posterior"]["kind"]].from_state(state["posterior"])
+            self.rank = posterior.rank
+            name, strength = state["penalty"]
+            penalty = PENALTIES[name]() if strength is None else PENALTIES[name](strength)
+            stale = self.is_stale
+            self.set_posterior(posterior.to(next(self.parameters()).device), penalty)
+            self.is_stale = stale
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, **kwargs: Any) -> Any:
+        """
+        Load parameters, box and posterior; a model made without data takes its box, and its default kernel, from there.
+
+        :param state_dict: As returned by :meth:`state_dict`.
+        :param strict: Whether all keys must match.
+        """
+        if "domain.center" in state_dict:
+            center, half_width = state_dict["domain.center"], state_dict["domain.half_width"]
+            if self.domain is None or self.domain.center.shape != center.shape:
+                self.domain = Domain(center, half_width)
+            if self.covar_module is None:
+                self.covar_module = anova_kernel(center.numel()).to(center.dtype)
+            names = ("columns", "knots", "levels")
+            self.warp = InputWarp(*(state_dict[f"warp.{n}"] for n in names)) if "warp.knots" in state_dict else None
+        return super().load_state_dict(state_dict, strict=strict, **kwargs)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> TKRR:
+        super()._apply(fn, recurse)
+        if self.train_inputs is not None and self.train_targets is not None:
+            self.train_inputs = tuple(fn(x) for x in self.train_inputs)
+            self.train_targets = fn(self.train_targets)
+        if self._posterior is not None and self.domain is not None:
+            stale = self.is_stale
+            self.set_posterior(self._posterior.to(self.domain.center.device))
+            self.is_stale = stale
+        return self
+
+
+def _renew_bases(model: TKRR, *ignore: Any) -> None:
+    """Give the posterior the functions of the present box; also after a state has been loaded, box and all."""
+    if model._posterior is not None:
+        model._posterior.bases = [mode.basis for mode in model.separate().modes]
+
+
+def _checked(x: Tensor, y: Tensor) -> tuple[tuple[Tensor], Tensor]:
+    as_inputs(x)
+    if not x.is_floating_point():
+        raise InputError(f"Inputs must be floating-point tensors; got {x.dtype}. Use x.double().")
+    x = x.unsqueeze(-1) if x.dim() == 1 else x
+    if not isinstance(y, Tensor) or x.dim() != 2 or y.shape not in (x.shape[:1], (x.shape[0], 1)):
+        shapes = f"{tuple(x.shape)} and {tuple(getattr(y, 'shape', ()))}"
+        raise InputError(f"Inputs must have shape (N, D) and targets (N,); got {shapes}.")
+    y = y.reshape(-1)
+    if not torch.isfinite(y).all():
+        first = int((~torch.isfinite(y)).nonzero()[0, 0])
+        raise InputError(f"The targets hold NaN or infinite values (the first is in row {first}). Drop these rows.")
+    return (x.detach(),), y.detach()
+
+
+def _represented(mode: Mode, x: Tensor) -> Tensor:
+    """:meth:`Mode.represented_variance` at detached variances."""
+    return mode.basis(x).square() @ mode.variances().detach()
+
+
+@torch.no_grad()
+def choose_box(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float, *, room: float = 1.0) -> Domain:
+    r"""
+    The box: the range of the data plus a margin that makes the sines' images small at the edge of the data,
+    :math:`|k_d(2 (L - S))| \le` tol.
+
+    :param kernel: A separable kernel, at its present hyperparameters.
+    :param lower: Smallest inputs `(D,)`.
+    :param upper: Largest inputs `(D,)`.
+    :param tol: What a single image may be, relative to the variance.
+    :param room: The smallest margin, in units of half the range, for lengthscales that are yet to be learned.
+    """
+    half_range = (upper - lower) / 2
+    unit = torch.where(half_range > 0, half_range, torch.ones_like(half_range))
+    modes = separate(kernel, Domain((lower + upper) / 2, unit), 1, lower.numel()).modes
+    margins = [
+        max([room * float(unit[d]), *(_margin(term, float(unit[d]), tol) for term in mode.spectral_terms())])
+        for d, mode in enumerate(modes)
+    ]
+    return Domain((lower + upper) / 2, half_range + torch.tensor(margins, dtype=torch.float64, device=lower.device))
+
+
+def _margin(term: SpectralTerm, unit: float, tol: float) -> float:
+    """The smallest margin beyond which twice the lag leaves no correlation, up to a million half ranges."""
+    lags = unit * torch.logspace(-2, 6, 799, dtype=torch.float64, device=term.basis.center.device)
+    large = (term.covariance(2 * lags).abs() > tol).nonzero()
+    return float(lags[min(int(large[-1]) + 1, len(lags) - 1)]) if large.numel() else float(lags[0])

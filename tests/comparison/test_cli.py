@@ -1,0 +1,239 @@
+"""The command line: tables of all kinds in, reports, models and predictions out, exit code 2 for bad input."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import gpytorch_tkrr as tkrr
+import gpytorch_tkrr.__main__
+from gpytorch_tkrr.__main__ import main
+from gpytorch_tkrr.comparison.saved_model import SavedModel
+from gpytorch_tkrr.data.table import Columns, read_table
+
+QUICK = ["--models", "mean", "linear", "--splits", "1", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    """Processes of their own have tests of their own."""
+    monkeypatch.setattr(gpytorch_tkrr.__main__, "compare", functools.partial(tkrr.compare, isolate=False))
+
+
+@pytest.fixture
+def frame():
+    """Prices of three kinds of things, by size and age."""
+    rng = np.random.default_rng(0)
+    size, age = rng.uniform(1, 10, 120), rng.integers(0, 30, 120)
+    kind = rng.choice(["hut", "house", "castle"], 120)
+    price = 100 * size - age + 500 * (kind == "castle") + rng.normal(size=120)
+    return pd.DataFrame({"kind": kind, "size": size, "age": age, "price": price})
+
+
+@pytest.fixture
+def table(frame, tmp_path):
+    path = tmp_path / "things.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+def fails(capsys, *arguments):
+    """Exit code 2; returns the sentence."""
+    assert main([str(argument) for argument in arguments]) == 2
+    sentence = capsys.readouterr().err
+    assert sentence.startswith(f"gpytorch-tkrr {arguments[0]}: ") and "Traceback" not in sentence
+    return sentence
+
+
+def test_compare(table, tmp_path, capsys):
+    arguments = ["compare", "--data", table, "--target", "price", "--one-hot", *QUICK, "--output", tmp_path / "out"]
+    assert main([str(argument) for argument in arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "linear" in printed and "RMSE" in printed and "report.html" in printed
+    stored = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert stored["title"] == "price in things.csv" and stored["facts"]["inputs"] == 4  # size, age, two of three kinds
+    assert "--force" in fails(capsys, *arguments)
+    assert main([*(str(argument) for argument in arguments), "--force"]) == 0
+
+
+def test_compare_flights(tmp_path, capsys):
+    sizes = ["--max-train", "50", "--max-test", "20"]
+    assert main(["compare", *QUICK, *sizes, "--output", str(tmp_path)]) == 0
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert stored["facts"]["rows"] == 273853 and stored["facts"]["training rows"] == 50
+
+
+def test_formats_hold_the_same_table(frame, tmp_path):
+    frame = frame.drop(columns="kind").astype(float)
+    frame.to_csv(tmp_path / "a.csv.gz", index=False)
+    frame.to_parquet(tmp_path / "a.parquet")
+    np.savez(tmp_path / "a.npz", **{name: frame[name].to_numpy() for name in frame})
+    for name in ("a.csv.gz", "a.parquet", "a.npz"):
+        pd.testing.assert_frame_equal(read_table(tmp_path / name), frame)
+    np.savez(tmp_path / "b.npz", x=frame[["size", "age"]].to_numpy(), y=frame["price"].to_numpy())
+    assert list(read_table(tmp_path / "b.npz").columns) == ["x0", "x1", "y"]
+
+
+def test_bad_tables(frame, table, tmp_path, capsys):
+    data = ["compare", "--data", table, *QUICK, "--output", tmp_path / "out"]
+    assert "There is no file" in fails(capsys, "compare", "--data", tmp_path / "none.csv", "--target", "y")
+    assert "--target is missing" in fails(capsys, *data)
+    assert "no column 'prize'. Did you mean 'price'?" in fails(capsys, *data, "--target", "prize")
+    assert "no column 'colour'" in fails(capsys, *data, "--target", "price", "--inputs", "size", "colour")
+    assert "'kind' is not numeric" in fails(capsys, *data, "--target", "price")
+    assert "among the inputs" in fails(capsys, *data, "--target", "price", "--inputs", "price")
+    assert "named twice: size, size" in fails(capsys, *data, "--target", "price", "--inputs", "size", "size")
+    assert "3 different values" in fails(capsys, *data, "--target", "kind", "--inputs", "size", "age")
+    assert "--data" in fails(capsys, "compare", "--target", "price")
+
+    frame.assign(size=frame["size"].where(frame["age"] > 3)).to_csv(table, index=False)
+    sentence = fails(capsys, *data, "--target", "price", "--inputs", "size", "age")
+    first = int((frame["age"] <= 3).to_numpy().argmax()) + 1
+    assert f"data row {first}, column 'size'" in sentence and "--drop-missing" in sentence
+    arguments = [*data, "--target", "price", "--inputs", "size", "age", "--drop-missing"]
+    assert main([str(argument) for argument in arguments]) == 0
+    stored = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert stored["facts"]["rows"] == int((frame["age"] > 3).sum())
+
+    frame.assign(price=1.0).to_csv(table, index=False)
+    assert "constant" in fails(capsys, *data, "--target", "price", "--inputs", "size", "--force")
+    frame.head(0).to_csv(table, index=False)
+    assert "no rows" in fails(capsys, *data, "--target", "price", "--force")
+    frame.head(5).to_csv(table, index=False)
+    assert "5 rows; at least 20" in fails(capsys, *data, "--target", "price", "--inputs", "size", "--force")
+    for name, content in [("x.txt", b"1"), ("x.csv", b""), ("x.npz", b"no"), ("x.parquet", b"no")]:
+        (tmp_path / name).write_bytes(content)
+        assert name in fails(capsys, "compare", "--data", tmp_path / name, "--target", "y")
+    np.savez(tmp_path / "x.npz", x=np.ones((3, 2)), y=np.ones(4))
+    assert "different lengths" in fails(capsys, "compare", "--data", tmp_path / "x.npz", "--target", "y")
+
+
+def test_limits(table, tmp_path, capsys):
+    data = ["compare", "--data", table, "--target", "price", "--inputs", "size", *QUICK, "--output", tmp_path / "out"]
+    assert "time_limit must be positive" in fails(capsys, *data, "--time-limit", "0")
+    assert "memory_limit must be positive" in fails(capsys, *data, "--memory-limit", "0")
+
+
+def test_output_of_the_wrong_kind(table, tmp_path, capsys):
+    inputs = ["--data", table, "--target", "price", "--inputs", "size"]
+    assert "is a file" in fails(capsys, "compare", *inputs, *QUICK, "--output", table, "--force")
+    assert "is a folder" in fails(capsys, "fit", *inputs, "--output", tmp_path, "--force")
+    assert "is a folder" in fails(capsys, "predict", "--model", table, "--data", table, "--output", tmp_path, "--force")
+
+
+def test_streamed_tables_are_checked(frame, table, tmp_path, capsys):
+    fit = ["fit", "--data", table, "--target", "price", "--stream", "--quiet", "--output", tmp_path / "model.pt"]
+    assert "'kind' of things.csv holds no numbers" in fails(capsys, *fit)
+    assert "no column 'prize'" in fails(capsys, *fit, "--target", "prize")
+    assert "There is no file" in fails(capsys, *fit, "--data", tmp_path / "none.csv")
+    frame.assign(age=frame["age"].where(frame["age"] > 3)).to_csv(table, index=False)
+    assert "NaN" in fails(capsys, *fit, "--inputs", "size", "age")
+    frame.assign(price=1.0).to_csv(table, index=False)
+    for method in ("als", "gibbs"):
+        assert "constant: all values are 1." in fails(capsys, *fit, "--inputs", "size", "--method", method)
+
+
+def test_unknown_arguments(capsys):
+    for arguments in (["compare", "--models", "svpg"], [], ["fit"]):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["als", "gibbs"])
+def test_fit_and_predict(method, frame, table, tmp_path, capsys):
+    model, predictions = tmp_path / "model.pt", tmp_path / "predictions.csv"
+    fit = [
+        "fit",
+        "--data",
+        table,
+        "--target",
+        "price",
+        "--one-hot",
+        "--method",
+        method,
+        "--rank",
+        "3",
+        "--num-basis",
+        "6",
+    ]
+    fit = [str(argument) for argument in [*fit, "--output", model, "--quiet"]]
+    assert main(fit) == 0
+    assert not list(tmp_path.glob("*.part"))
+    shuffled = frame[["age", "price", "kind", "size"]].iloc[::-1]  # other columns, another order
+    shuffled.to_csv(tmp_path / "new.csv", index=False)
+    predict = ["predict", "--model", model, "--data", tmp_path / "new.csv", "--output", predictions]
+    assert main([str(argument) for argument in predict]) == 0
+    answer = pd.read_csv(predictions)
+    assert list(answer.columns) == ["mean", "sd", "lower", "upper"]
+    assert np.abs(answer["mean"] - shuffled["price"].to_numpy()).mean() < 30  # of prices between 70 and 1500
+    assert np.allclose(answer["upper"] - answer["lower"], 2 * 1.96 * answer["sd"])
+
+    saved = SavedModel.load(model)
+    torch.manual_seed(1)
+    pd.testing.assert_frame_equal(saved.predict(shuffled).reset_index(drop=True), answer, rtol=1e-8)
+
+    capsys.readouterr()
+    assert "--force" in fails(capsys, *fit) and "--force" in fails(capsys, *predict)
+    missing = shuffled.assign(size=shuffled["size"].where(shuffled["age"] > 3))
+    missing.to_csv(tmp_path / "new.csv", index=False)
+    assert "missing" in fails(capsys, *predict, "--force")
+    assert main([str(argument) for argument in [*predict, "--force", "--drop-missing"]]) == 0
+    partly = pd.read_csv(predictions)
+    assert partly["mean"].isna().tolist() == (shuffled["age"] <= 3).tolist()
+    pd.testing.assert_series_equal(partly["mean"].dropna(), answer["mean"][partly["mean"].notna()], rtol=1e-8)
+
+    capsys.readouterr()
+    shuffled.drop(columns="age").to_csv(tmp_path / "new.csv", index=False)
+    assert "no column 'age'" in fails(capsys, *predict, "--force")
+    shuffled.assign(kind="tent").to_csv(tmp_path / "new.csv", index=False)
+    assert "'tent', which was not among the training rows" in fails(capsys, *predict, "--force")
+    assert "not a model" in fails(capsys, "predict", "--model", table, "--data", table, "--output", tmp_path / "p")
+    assert "no file" in fails(capsys, "predict", "--model", tmp_path / "none.pt", "--data", table, "--force")
+
+
+def test_fit_and_predict_classes(frame, table, tmp_path):
+    frame.assign(dear=np.where(frame["price"] > 600, "yes", "no")).drop(columns="price").to_csv(table, index=False)
+    fit = [
+        "fit",
+        "--data",
+        table,
+        "--target",
+        "dear",
+        "--one-hot",
+        "--method",
+        "als",
+        "--rank",
+        "3",
+        "--num-basis",
+        "6",
+    ]
+    assert main([str(argument) for argument in [*fit, "--output", tmp_path / "model.pt", "--quiet"]]) == 0
+    predict = ["predict", "--model", tmp_path / "model.pt", "--data", table, "--output", tmp_path / "p.csv"]
+    assert main([str(argument) for argument in predict]) == 0
+    answer = pd.read_csv(tmp_path / "p.csv")
+    assert list(answer.columns) == ["probability", "class"]
+    assert (answer["class"] == np.where(frame["price"] > 600, "yes", "no")).mean() > 0.9
+    assert ((answer["probability"] >= 0.5) == (answer["class"] == "yes")).all()
+
+
+def test_too_many_categories():
+    frame = pd.DataFrame({"name": [f"n{i}" for i in range(200)], "y": range(200)})
+    with pytest.raises(Exception, match="200 different values"):
+        Columns.choose(frame, target="y", one_hot=True)
+
+
+def test_as_a_module(table, tmp_path):
+    command = [sys.executable, "-m", "gpytorch_tkrr", "compare", "--data", str(table), "--target", "price"]
+    options = ["--inputs", "size", "age", "--models", "mean", "linear", "--splits", "1", "--output", str(tmp_path)]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "linear" in done.stdout and (tmp_path / "report.html").exists()

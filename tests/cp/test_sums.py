@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpytorch_tkrr.cp.sums import Design
+from gpytorch_tkrr.data.source import TensorSource, TrainingData
+from gpytorch_tkrr.features.basis import ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
+
+N, R = 700, 3
+BASES = [
+    SineBasis(0.0, 1.2, 8),
+    ConcatenatedBasis(ConstantBasis(), MonomialBasis(1, 0.3), SineBasis(0.0, 1.3, 6)),
+    FourierBasis(0.7, 4),
+    SineBasis(0.0, 1.1, 5),
+]
+
+
+def make_data():
+    x = torch.rand(N, 4, dtype=torch.float64) * 2 - 1
+    x[:, 1] = torch.randint(0, 5, (N,)) / 5  # few distinct values
+    x[:, 3] = 0.2  # constant
+    return x, torch.randn(N, dtype=torch.float64), torch.rand(N, dtype=torch.float64) + 0.1
+
+
+def dense_sums(x, y, weight, d, factors, scale):
+    """Gram matrix, right-hand side and residual square by forming the design."""
+    features = [basis(x[:, k]) for k, basis in enumerate(BASES)]
+    projections = [f @ factor.mT for f, factor in zip(features, factors, strict=True)]
+    p = torch.ones(len(x), R, dtype=torch.float64)
+    for k, projection in enumerate(projections):
+        p = p * projection if k != d else p
+    design = torch.einsum("nr,nm->nrm", p, features[d]).flatten(1)
+    residual = y - (p * projections[d]) @ scale
+    return design.mT @ (weight[:, None] * design), design.mT @ (weight * residual), (weight * residual) @ residual
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 70_000, 0], ids=["kept", "partly kept", "streamed"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("compress", [False, True])
+def test_sums_equal_dense_ones_in_any_order_of_updates(memory, weighted, compress):
+    x, y, weight = make_data()
+    source = TensorSource(x, y, weight if weighted else None, batch_rows=190)
+    design = Design(TrainingData(source), BASES, memory=memory, compress=compress)
+    weight = weight if weighted else torch.ones_like(y)
+    factors = [torch.randn(R, basis.num_functions, dtype=torch.float64) for basis in BASES]
+    scale = torch.rand(R, dtype=torch.float64)
+    for d in [0, 1, 2, 3, 2, 1, 0, 0, 3, 1]:
+        sums = design.sums(d, factors, scale)
+        gram, rhs, square = dense_sums(x, y, weight, d, factors, scale)
+        size = gram.shape[0]
+        largest = float(gram.abs().max())
+        torch.testing.assert_close(sums.gram().reshape(size, size), gram, rtol=1e-12, atol=1e-12 * largest)
+        torch.testing.assert_close(sums.rhs.flatten(), rhs, rtol=1e-12, atol=1e-12 * float(rhs.abs().max()))
+        torch.testing.assert_close(sums.square, square, rtol=1e-12, atol=0)
+        assert int(sums.count) == N
+        factors[d] = torch.randn_like(factors[d])
+    for factor in factors:
+        factor.normal_()
+    design.reset()
+    gram, _, _ = dense_sums(x, y, weight, 1, factors, scale)
+    torch.testing.assert_close(design.sums(1, factors, scale).gram().flatten(), gram.flatten(), rtol=1e-11, atol=1e-11)
+
+
+def test_kept_sums_over_cells_equal_streamed_ones():
+    bases = [SineBasis(0.0, 1.2, 40), ConcatenatedBasis(ConstantBasis(), MonomialBasis(), SineBasis(0.0, 1.5, 30))]
+    x = torch.rand(24_000, 2, dtype=torch.float64) * 2 - 1
+    source = TrainingData(TensorSource(x, torch.randn(24_000, dtype=torch.float64), batch_rows=12_000))
+    kept, streamed = Design(source, bases), Design(source, bases, memory=0)
+    factors = [torch.randn(R, basis.num_functions, dtype=torch.float64) for basis in bases]
+    scale = torch.rand(R, dtype=torch.float64)
+    for d in [0, 1, 0]:
+        ours, expected = kept.sums(d, factors, scale), streamed.sums(d, factors, scale)
+        for name in ("moments", "rhs", "square"):
+            value = getattr(expected, name)
+            torch.testing.assert_close(getattr(ours, name), value, rtol=0, atol=1e-12 * float(value.abs().max()))
+        factors[d] = torch.randn_like(factors[d])
+    assert kept._kept is not None and all(rows.cells[0] is not None for rows in kept._kept)
+
+
+def test_marginals():
+    x, y, weight = make_data()
+    marginals = Design(TrainingData(TensorSource(x, y, weight, batch_rows=300)), BASES).marginals()
+    for d, (basis, (gram, mean)) in enumerate(zip(BASES, marginals, strict=True)):
+        features = basis(x[:, d])
+        torch.testing.assert_close(gram, features.mT @ (weight[:, None] * features) / weight.sum())
+        torch.testing.assert_close(mean, weight @ features / weight.sum())
+
+
+def test_sums_of_parts_add_up():
+    x, y, _ = make_data()
+    factors = [torch.randn(R, basis.num_functions, dtype=torch.float64) for basis in BASES]
+    scale = torch.ones(R, dtype=torch.float64)
+
+    def sums(rows):
+        return Design(TrainingData(TensorSource(x[rows], y[rows])), BASES).sums(1, factors, scale)
+
+    parts = sums(slice(0, 100)) + sums(slice(100, N))
+    torch.testing.assert_close(parts.pack(), sums(slice(0, N)).pack(), rtol=1e-10, atol=1e-10)

@@ -1,0 +1,175 @@
+"""The Gibbs sampler: its conditionals against dense formulas, the whole against the prior that it leaves invariant."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from gpytorch.kernels import AdditiveKernel, ConstantKernel, ProductKernel, RBFKernel, ScaleKernel
+
+from gpytorch_tkrr import Domain
+from gpytorch_tkrr.cp.sums import Design
+from gpytorch_tkrr.data.source import TensorSource, TrainingData
+from gpytorch_tkrr.features.separable import separate
+from gpytorch_tkrr.inference.hyperparameters import Hyperparameters
+from gpytorch_tkrr.inference.sampler import (
+    FactorConditional,
+    GibbsSampler,
+    GibbsState,
+    NoiseModel,
+    truncated_inverse_gamma,
+)
+
+
+def test_conditional_of_a_factor_equals_the_dense_gaussian():
+    rank, size, num = 3, 4, 30
+    design = torch.randn(num, rank, size, dtype=torch.float64)
+    y = torch.randn(num, dtype=torch.float64)
+    variances = torch.rand(size, dtype=torch.float64) + 0.1
+    prior = torch.rand(rank, dtype=torch.float64) + 0.5
+    noise = 0.3
+    rows = design.reshape(num, -1)
+    conditional = FactorConditional(
+        (rows.mT @ rows).reshape(rank, size, rank, size), (y @ rows).reshape(rank, size), variances, prior, noise
+    )
+    precision = rows.mT @ rows / noise + torch.diag((prior.unsqueeze(-1) / variances).flatten())
+    mean = torch.linalg.solve(precision, rows.mT @ y / noise)
+    torch.testing.assert_close(conditional.draw(torch.zeros(rank, size, dtype=torch.float64)).flatten(), mean)
+    unit = torch.eye(rank * size, dtype=torch.float64).reshape(-1, rank, size)
+    root = torch.stack([(conditional.draw(e)).flatten() - mean for e in unit], dim=-1)
+    torch.testing.assert_close(root @ root.mT, torch.linalg.inv(precision))
+
+
+def test_evidence_differs_from_the_dense_log_density_by_a_constant():
+    rank, size, num = 2, 3, 20
+    rows = torch.randn(num, rank * size, dtype=torch.float64)
+    y = torch.randn(num, dtype=torch.float64)
+    gram, rhs = (rows.mT @ rows).reshape(rank, size, rank, size), (y @ rows).reshape(rank, size)
+    differences = []
+    for _ in range(3):
+        variances, prior = torch.rand(size, dtype=torch.float64) + 0.1, torch.rand(rank, dtype=torch.float64) + 0.5
+        covariance = rows @ torch.diag((variances / prior.unsqueeze(-1)).flatten()) @ rows.mT + 0.4 * torch.eye(num)
+        dense = torch.distributions.MultivariateNormal(torch.zeros(num).double(), covariance).log_prob(y)
+        differences.append(FactorConditional(gram, rhs, variances, prior, 0.4).log_evidence - float(dense))
+    np.testing.assert_allclose(differences, differences[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("lower, upper", [(0.0, math.inf), (0.4, math.inf), (0.2, 0.5)])
+def test_truncated_inverse_gamma(lower, upper):
+    rng = np.random.default_rng(0)
+    draws = [truncated_inverse_gamma(3.0, 1.0, lower, upper, rng) for _ in range(2000)]
+    reference = scipy.stats.invgamma(3.0, scale=1.0)
+    bottom, top = reference.cdf(lower), reference.cdf(upper)
+    assert lower <= min(draws) and max(draws) <= upper
+    assert scipy.stats.kstest(draws, lambda v: (reference.cdf(v) - bottom) / (top - bottom)).pvalue > 1e-3
+
+
+class _Problem:
+    """A tiny model whose prior can be drawn from."""
+
+    rank, num_dims, num_rows = 2, 2, 12
+
+    def __init__(self, share_lengthscale: bool, offset: float | None = None):
+        self.offset = offset
+        smooth = [RBFKernel(active_dims=(d,)) for d in range(self.num_dims)]
+        if share_lengthscale:
+            smooth[1].raw_lengthscale = smooth[0].raw_lengthscale
+        for kernel in smooth:
+            kernel.lengthscale = 0.6
+        factors = []
+        for d in range(self.num_dims):
+            constant = ConstantKernel(active_dims=(d,))
+            constant.constant = torch.tensor(0.5)
+            constant.raw_constant.requires_grad_(False)
+            factors.append(AdditiveKernel(constant, smooth[d]))
+        self.kernel = ScaleKernel(ProductKernel(*factors))
+        self.kernel.outputscale = 1.0
+        self.kernel.double()
+        domain = Domain(torch.tensor([0.5, 0.5]), 1.5)
+        self.separable = separate(self.kernel, domain, 4, self.num_dims)
+        half_range = torch.full((self.num_dims,), 0.5, dtype=torch.float64)
+        self.hyper = Hyperparameters(self.kernel, self.separable, half_range)
+        self.x = torch.rand(self.num_rows, self.num_dims, dtype=torch.float64)
+        self.noise_model = NoiseModel(offset is None, 1e-6, math.inf, self.log_noise_prior)
+        self.grids = [torch.linspace(0, 1, 9, dtype=torch.float64)] * self.num_dims
+
+    @staticmethod
+    def log_noise_prior(noise: float) -> float:
+        return float(scipy.stats.lognorm(0.5, scale=0.2).logpdf(noise))
+
+    def sampler(self, y: torch.Tensor, rng: np.random.Generator) -> GibbsSampler:
+        design = Design(TrainingData(TensorSource(self.x, y)), [mode.basis for mode in self.separable.modes])
+        return GibbsSampler(
+            design,
+            self.separable,
+            self.hyper,
+            1.0,
+            self.noise_model,
+            self.grids,
+            rng,
+            rank=self.rank,
+            offset=self.offset,
+        )
+
+    def draw_prior(self, rng: np.random.Generator) -> GibbsState:
+        """Hyperparameters (set on the kernel) and state from the prior, without what the box cannot represent."""
+        index = list(range(len(self.hyper.slots)))
+        sampler = self.sampler(torch.zeros(self.num_rows, dtype=torch.float64), rng)
+        while True:
+            self.hyper.set(index, self.hyper.prior_draw(rng))
+            sampler.refresh()
+            if sampler.is_represented(index):
+                break
+        precisions = torch.from_numpy(rng.gamma(2.0, 1 / sampler.precision_rate, self.rank))
+        factors = [
+            torch.from_numpy(rng.standard_normal((self.rank, len(v))))
+            * (v * sampler.prior_factor).sqrt()
+            / precisions.unsqueeze(-1).sqrt()
+            for v in sampler.variances
+        ]
+        noise = float(scipy.stats.lognorm(0.5, scale=0.2).rvs(random_state=rng)) if self.offset is None else 1.0
+        return GibbsState(factors, noise, precisions, torch.full((len(index),), -0.7, dtype=torch.float64))
+
+    def values(self, factors: list[torch.Tensor]) -> torch.Tensor:
+        product = torch.ones(self.num_rows, self.rank, dtype=torch.float64)
+        for d, mode in enumerate(self.separable.modes):
+            product = product * (mode.basis(self.x[:, d]) @ factors[d].mT)
+        return product.sum(-1)
+
+    def statistics(self, state: GibbsState) -> list[float]:
+        f = self.values(state.factors)
+        hyper = self.hyper.get(range(len(self.hyper.slots))).tolist()
+        return [
+            *hyper,
+            math.log(state.noise),
+            float(state.precisions.log().sum()),
+            float(f[0]),
+            float(f.abs().log().mean()),
+        ]
+
+
+@pytest.mark.parametrize("share_lengthscale, offset", [(False, None), (True, None), (False, 0.3)])
+@torch.no_grad()
+def test_sampler_leaves_the_joint_distribution_invariant(share_lengthscale, offset):
+    """
+    Draw parameters from the prior and data from the model, then sweep: the parameters must still have the prior's
+    distribution (simulation-based calibration with one step; Geweke, 2004). With an offset the data are labels.
+    """
+    with torch.enable_grad():
+        problem = _Problem(share_lengthscale, offset)
+    rng = np.random.default_rng(1)
+    before, after = [], []
+    for _ in range(250):
+        before.append(problem.statistics(problem.draw_prior(rng)))
+        state = problem.draw_prior(rng)
+        noise = torch.from_numpy(rng.standard_normal(problem.num_rows)) * math.sqrt(state.noise)
+        y = problem.values(state.factors) + noise
+        sampler = problem.sampler(y if offset is None else torch.sign(y + offset), rng)
+        for sweep in range(3):
+            sampler.sweep(state, range(problem.num_dims) if sweep % 2 else range(problem.num_dims - 1, -1, -1))
+        after.append(problem.statistics(state))
+    for a, b in zip(np.transpose(before), np.transpose(after), strict=True):
+        assert scipy.stats.ks_2samp(a, b).pvalue > 1e-3
