@@ -81,8 +81,9 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
     The default kernel is that of SingleTaskGP. `fit_gpytorch_mll` first fits an exact Gaussian process with the same
     kernel, mean and likelihood to at most 500 rows and makes the box for its lengthscales. Then it samples: up to 150
     observations by chains that move side by side at these hyperparameters (:mod:`gpytorch_tkrr.inference.few_rows`),
-    for more by :func:`~gpytorch_tkrr.fit_gibbs`, which goes on to learn them. Pass ``optimizer=tkrr.fit_gibbs`` or ``tkrr.fit_als``
-    to choose yourself, and their arguments as `optimizer_kwargs`. Several outcomes are independent models.
+    for more by :func:`~gpytorch_tkrr.fit_gibbs`, which goes on to learn them. Pass ``optimizer=tkrr.fit_gibbs`` or
+    ``tkrr.fit_als`` to choose yourself, and their arguments as `optimizer_kwargs`. Several outcomes are independent
+    models.
 
     A posterior is the Gaussian with the mean and the covariance of the draws,
 
