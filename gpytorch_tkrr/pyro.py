@@ -34,7 +34,7 @@ from .hilbert.functions import draw_posterior_functions
 from .hilbert.kernel import HilbertKernel
 from .hilbert.prediction import split_covariance
 from .hilbert.rejection import reject_failed_steps
-from .hilbert.twin import random_twin
+from .hilbert.sampled import random_twin
 from .inference.arviz import inference_data, regression_to_arviz
 
 try:

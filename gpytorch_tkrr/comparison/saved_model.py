@@ -21,7 +21,7 @@ from ..data.task import Task, check_data
 from ..errors import InputError
 from ..inference.als import fit_als
 from ..inference.gibbs import fit_gibbs
-from .contenders import CONTENDERS, ALSContender
+from .gp_contenders import CONTENDERS, ALSContender
 
 #: Changes when files of older versions can no longer be read.
 FORMAT = 1

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..data.task import Task
 from ..errors import InputError, NotApplicableError
-from .isolation import Outcome
 from .machine import peak_resident_bytes
+from .process import Outcome
 from .scores import classification_scores, regression_scores
 
 Status = Literal["done", "not applicable", "failed", "out of time", "out of memory", "interrupted"]

@@ -33,7 +33,7 @@ from .gram import GramCache
 from .operator import HilbertCrossLinearOperator, HilbertLinearOperator, RefusedLinearOperator
 from .prediction import HilbertPredictionStrategy
 from .rejection import reject_failed_steps
-from .twin import random_twin
+from .sampled import random_twin
 
 _NUM_PROBES = 64
 

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsRegressor
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.comparison.contenders import CONTENDERS, SVGP, Contender, SubsetExactGP
+from gpytorch_tkrr.comparison.gp_contenders import CONTENDERS, SVGP, Contender, SubsetExactGP
 from gpytorch_tkrr.comparison.trial import Split, run_trial
 
 

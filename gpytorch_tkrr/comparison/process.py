@@ -85,7 +85,7 @@ class Isolation:
     def __enter__(self) -> Isolation:
         self._folder = tempfile.TemporaryDirectory(prefix="gpytorch_tkrr")
         self._helper = subprocess.Popen(
-            [sys.executable, "-c", f"from gpytorch_tkrr.comparison.isolation import serve; serve({self.preload})"],
+            [sys.executable, "-c", f"from gpytorch_tkrr.comparison.process import serve; serve({self.preload})"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -23,7 +23,7 @@ def random_twin(module: Any, memo: dict[int, Any] | None = None) -> Any:
 
     Example:
         >>> import gpytorch, torch
-        >>> from gpytorch_tkrr.hilbert.twin import random_twin
+        >>> from gpytorch_tkrr.hilbert.sampled import random_twin
         >>> kernel = gpytorch.kernels.RBFKernel()
         >>> twin = random_twin(kernel)
         >>> log_lengthscale = torch.zeros(1, 1, requires_grad=True)

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from gpytorch_tkrr.comparison.isolation import Isolation, call
+from gpytorch_tkrr.comparison.process import Isolation, call
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="slow where processes cannot be forked")
 
@@ -70,7 +70,7 @@ def test_limits():
 def test_the_script_is_not_run_again(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "from gpytorch_tkrr.comparison.isolation import Isolation\n"
+        "from gpytorch_tkrr.comparison.process import Isolation\n"
         "class Mine:\n    value = 5\n"
         "print('once')\n"
         "with Isolation() as isolation:\n    print(isolation.call(lambda: Mine().value).value)\n"
