@@ -23,7 +23,7 @@ from torch import Tensor
 
 import gpytorch_tkrr as tkrr
 from benchmarks.harness import Report, best_of
-from gpytorch_tkrr.comparison.machine import peak_resident_bytes
+from gpytorch_tkrr.comparison.process import peak_resident_bytes
 
 from . import datasets
 from .generated_flights import LOWER, NOISE, NUM_BASIS, make_model, write_flights

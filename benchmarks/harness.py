@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gpytorch_tkrr.comparison.machine import machine_facts, peak_resident_bytes
+from gpytorch_tkrr.comparison.process import machine_facts, peak_resident_bytes
 
 
 def best_of(candidates: Mapping[str, Callable[[], object]], *, repeat: int = 5, warmup: int = 1) -> dict[str, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .comparison.comparison import check_output, compare
-from .comparison.gp_contenders import CONTENDERS
+from .comparison.contender import CONTENDERS
 from .errors import InputError, TKRRError
 
 if TYPE_CHECKING:

@@ -33,8 +33,7 @@ from .hilbert.capacitance import root
 from .hilbert.functions import draw_posterior_functions
 from .hilbert.kernel import HilbertKernel
 from .hilbert.prediction import split_covariance
-from .hilbert.rejection import reject_failed_steps
-from .hilbert.sampled import random_twin
+from .hilbert.sampled import random_twin, reject_failed_steps
 from .inference.arviz import inference_data, regression_to_arviz
 
 try:

@@ -15,7 +15,7 @@ from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
 from linear_operator.utils.errors import NanError, NotPSDError
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.hilbert.rejection import is_numerical_failure
+from gpytorch_tkrr.hilbert.sampled import is_numerical_failure
 
 pyro = pytest.importorskip("pyro")
 from pyro import poutine  # noqa: E402

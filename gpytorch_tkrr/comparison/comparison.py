@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ..data.task import Task, check_data
 from ..errors import InputError
-from .gp_contenders import CONTENDERS
-from .machine import machine_facts
-from .process import Isolation, Outcome, call
+from . import baselines, gp_contenders, tkrr_contenders  # noqa: F401  they register their models
+from .contender import CONTENDERS
+from .process import Isolation, Outcome, call, machine_facts
 from .report import html_page, overview_figure, predictions_figure
 from .trial import Split, Trial, as_trial, run_trial
 
@@ -266,7 +266,7 @@ def compare(
 
     :param x: Inputs `(N, D)`: a tensor, an array or a table of numbers.
     :param y: Targets `(N,)`; for classification two different values of any kind.
-    :param models: Names (see :data:`gpytorch_tkrr.comparison.gp_contenders.CONTENDERS`) and objects, or name -> object.
+    :param models: Names (see :data:`gpytorch_tkrr.comparison.contender.CONTENDERS`) and objects, or name -> object.
         By default all that are known.
     :param task: "regression" or "classification"; by default classification if `y` has two values.
     :param train_fraction: Share of the rows that train.

@@ -1,19 +1,16 @@
 """
-The models that :func:`gpytorch_tkrr.compare` knows: each is an object with `fit` and `predict`.
+Gaussian processes trained by their marginal likelihood, and their approximations in GPyTorch and here.
 
-Inputs come in the user's own units, `(N, D)` in float64. Gaussian processes other than T-KRR standardise them. All of
-GPyTorch's models have an RBF kernel with a lengthscale per input, so that they differ in the approximation only.
+Inputs and targets are standardised. All have an RBF kernel with a lengthscale per input, so that they differ in the
+approximation only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
 import gpytorch
-import numpy as np
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import AdditiveKernel, InducingPointKernel, Kernel, RBFKernel, RFFKernel, ScaleKernel
@@ -21,172 +18,16 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 from torch import Tensor
 
-from ..data.progress import ProgressBar, progress_bar
-from ..data.task import Task
 from ..errors import NotApplicableError
 from ..features.domain import Domain
 from ..hilbert.kernel import HilbertKernel
-from ..inference.als import fit_als
-from ..inference.gibbs import fit_gibbs
-from ..model.tkrr import TKRR
-
-#: Means and standard deviations of the targets, or probabilities of class 1.
-Prediction = tuple[Tensor, Tensor] | Tensor
-
-#: Rows that are predicted at a time.
-BATCH = 1024
+from .contender import BATCH, Contender, Prediction, Scaler, register_contender
 
 #: Exact GPs are factorised by Cholesky up to this number of rows; above, GPyTorch's estimates would be random.
 MAX_CHOLESKY = 10_000
 
 #: More functions than this are left to others.
 MAX_FUNCTIONS = 4000
-
-
-@dataclass
-class Contender:
-    """
-    A model that can be compared. One of your own needs no more than `fit` and `predict`; see
-    :func:`gpytorch_tkrr.compare`.
-
-    :param task: Regression, or classification of 0 and 1.
-    :param seed: Seed of all that is random.
-    :param progress: Whether to show a progress bar.
-    """
-
-    task: Task = "regression"
-    seed: int = 0
-    progress: bool = False
-
-    title: ClassVar[str]
-    note: ClassVar[str] = ""
-
-    def fit(self, x: Tensor, y: Tensor) -> None:
-        """
-        Train the model.
-
-        :param x: Inputs `(N, D)`.
-        :param y: Targets `(N,)`; classes are 0 and 1.
-        """
-        raise NotImplementedError
-
-    def predict(self, x: Tensor) -> Prediction:
-        """
-        :param x: Inputs `(n, D)`.
-        :return: Means and standard deviations of new observations, or probabilities of class 1; `(n,)` each.
-        """
-        raise NotImplementedError
-
-    @property
-    def num_parameters(self) -> int | None:
-        """Trained numbers, weights and hyperparameters; None where this says nothing."""
-        return None
-
-    @contextmanager
-    def _bar(self, num_steps: int) -> Iterator[ProgressBar]:
-        bar = progress_bar(self.progress, num_steps, self.title, "step")
-        try:
-            yield bar
-        finally:
-            bar.close()
-
-    def _needs_regression(self) -> None:
-        if self.task != "regression":
-            raise NotApplicableError(f"{self.title} is exact for a Gaussian likelihood; it has none for classes.")
-
-
-# Baselines
-
-
-@dataclass
-class MeanBaseline(Contender):
-    """The mean and the spread of the training targets, whatever the inputs."""
-
-    title: ClassVar[str] = "mean"
-
-    def fit(self, x: Tensor, y: Tensor) -> None:
-        self.mean, self.sd = y.mean(), y.std()
-
-    def predict(self, x: Tensor) -> Prediction:
-        mean = self.mean.expand(len(x))
-        return mean if self.task == "classification" else (mean, self.sd.expand(len(x)))
-
-    @property
-    def num_parameters(self) -> int:
-        return 1 if self.task == "classification" else 2
-
-
-@dataclass
-class LinearBaseline(Contender):
-    """Bayesian linear regression, or logistic regression."""
-
-    title: ClassVar[str] = "linear"
-
-    def fit(self, x: Tensor, y: Tensor) -> None:
-        from sklearn.linear_model import BayesianRidge, LogisticRegression
-
-        self.inputs = Scaler(x)
-        self.model = LogisticRegression(max_iter=1000) if self.task == "classification" else BayesianRidge()
-        self.model.fit(self.inputs(x).numpy(), y.numpy())
-
-    def predict(self, x: Tensor) -> Prediction:
-        rows = self.inputs(x).numpy()
-        if self.task == "classification":
-            return torch.as_tensor(self.model.predict_proba(rows)[:, 1])
-        mean, sd = self.model.predict(rows, return_std=True)
-        return torch.as_tensor(mean), torch.as_tensor(sd)
-
-    @property
-    def num_parameters(self) -> int:
-        return self.model.coef_.size + 1
-
-
-@dataclass
-class GradientBoosting(Contender):
-    """Boosted trees, no Gaussian process: for orientation."""
-
-    title: ClassVar[str] = "gradient boosting"
-    note: ClassVar[str] = (
-        "scikit-learn's HistGradientBoosting with its defaults. It predicts no variance: the standard deviation is "
-        "that of the residuals of a tenth of the training rows, which were held out."
-    )
-
-    def fit(self, x: Tensor, y: Tensor) -> None:
-        from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-
-        if self.task == "classification":
-            self.model = HistGradientBoostingClassifier(random_state=self.seed).fit(x.numpy(), y.numpy())
-            return
-        order = np.random.default_rng(self.seed).permutation(len(y))
-        held_out, rest = order[: max(2, len(y) // 10)], order[max(2, len(y) // 10) :]
-        self.model = HistGradientBoostingRegressor(random_state=self.seed).fit(x[rest].numpy(), y[rest].numpy())
-        residuals = y[held_out].numpy() - self.model.predict(x[held_out].numpy())
-        self.sd = max(float(np.sqrt(np.mean(residuals**2))), 1e-6 * float(y.std()))
-
-    def predict(self, x: Tensor) -> Prediction:
-        if self.task == "classification":
-            return torch.as_tensor(self.model.predict_proba(x.numpy())[:, 1])
-        mean = torch.as_tensor(self.model.predict(x.numpy()))
-        return mean, torch.full_like(mean, self.sd)
-
-
-# GPyTorch's models
-
-
-class Scaler:
-    """
-    Standardises columns by the mean and the standard deviation of the training rows.
-
-    :param values: Training rows `(N, D)`, or targets `(N,)`.
-    """
-
-    def __init__(self, values: Tensor):
-        self.mean = values.mean(0)
-        sd = values.std(0)
-        self.sd = torch.where(sd > 0, sd, torch.ones_like(sd))
-
-    def __call__(self, values: Tensor) -> Tensor:
-        return (values - self.mean) / self.sd
 
 
 class ExactModel(gpytorch.models.ExactGP):
@@ -263,6 +104,7 @@ class MarginalLikelihoodGP(Contender):
         return 0
 
 
+@register_contender("exact")
 @dataclass
 class SubsetExactGP(MarginalLikelihoodGP):
     """
@@ -283,86 +125,6 @@ class SubsetExactGP(MarginalLikelihoodGP):
         return ScaleKernel(RBFKernel(ard_num_dims=x.shape[1]))
 
 
-@dataclass
-class SGPR(MarginalLikelihoodGP):
-    """
-    A Nyström approximation with trained inducing points (Titsias 2009), `InducingPointKernel` in an `ExactGP`.
-
-    :param num_inducing: Number of inducing points.
-    """
-
-    title: ClassVar[str] = "SGPR"
-    note: ClassVar[str] = "InducingPointKernel with at most 512 trained inducing points."
-    num_inducing: int = 512
-
-    def kernel(self, x: Tensor, likelihood: GaussianLikelihood) -> Kernel:
-        base = ScaleKernel(RBFKernel(ard_num_dims=x.shape[1]))
-        return InducingPointKernel(base, _some_rows(x, self.num_inducing, self.seed), likelihood)
-
-
-@dataclass
-class RandomFeaturesGP(MarginalLikelihoodGP):
-    """
-    Random Fourier features, `RFFKernel` in an `ExactGP`.
-
-    :param num_samples: Number of frequencies; there is a sine and a cosine for each.
-    """
-
-    title: ClassVar[str] = "RFF"
-    note: ClassVar[str] = "RFFKernel with 128 frequencies: 256 features."
-    num_samples: int = 128
-
-    def kernel(self, x: Tensor, likelihood: GaussianLikelihood) -> Kernel:
-        return ScaleKernel(RFFKernel(self.num_samples, num_dims=x.shape[1], ard_num_dims=x.shape[1]))
-
-    def _num_weights(self) -> int:
-        return 2 * self.num_samples
-
-
-@dataclass
-class AdditiveHilbert(MarginalLikelihoodGP):
-    """
-    A sum of one-dimensional kernels, each expanded by a `HilbertKernel`.
-
-    :param num_basis: Functions per input.
-    """
-
-    title: ClassVar[str] = "additive HilbertKernel"
-    note: ClassVar[str] = "a sum of one-dimensional RBF kernels: no interactions."
-    num_basis: int = 20
-
-    def kernel(self, x: Tensor, likelihood: GaussianLikelihood) -> Kernel:
-        num_dims = x.shape[1]
-        if num_dims * self.num_basis > MAX_FUNCTIONS:
-            raise NotApplicableError(f"{num_dims} inputs with {self.num_basis} functions each are too many for it.")
-        parts = [ScaleKernel(RBFKernel(active_dims=[d])) for d in range(num_dims)]
-        for part in parts:
-            part.outputscale = 1 / num_dims
-        return HilbertKernel(AdditiveKernel(*parts), _wide_box(x), self.num_basis)
-
-    def _num_weights(self) -> int:
-        return self.model.covar_module.expansion().num_functions
-
-
-@dataclass
-class FullHilbert(MarginalLikelihoodGP):
-    """An `ExactGP` whose RBF kernel is expanded in all products of functions: up to three inputs."""
-
-    title: ClassVar[str] = "HilbertKernel"
-
-    #: Number of inputs -> functions per input.
-    num_basis: ClassVar[dict[int, int]] = {1: 64, 2: 28, 3: 12}
-
-    def kernel(self, x: Tensor, likelihood: GaussianLikelihood) -> Kernel:
-        num_dims = x.shape[1]
-        if num_dims not in self.num_basis:
-            raise NotApplicableError(f"the product basis takes at most {max(self.num_basis)} inputs; got {num_dims}.")
-        return HilbertKernel(ScaleKernel(RBFKernel(ard_num_dims=num_dims)), _wide_box(x), self.num_basis[num_dims])
-
-    def _num_weights(self) -> int:
-        return self.model.covar_module.expansion().num_functions
-
-
 class VariationalModel(gpytorch.models.ApproximateGP):
     """
     A sparse variational GP.
@@ -380,6 +142,7 @@ class VariationalModel(gpytorch.models.ApproximateGP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
+@register_contender("svgp")
 @dataclass
 class SVGP(Contender):
     """
@@ -441,90 +204,88 @@ class SVGP(Contender):
         return sum(p.numel() for module in (self.model, self.likelihood) for p in module.parameters())
 
 
-# T-KRR
-
-
+@register_contender("sgpr")
 @dataclass
-class ALSContender(Contender):
+class SGPR(MarginalLikelihoodGP):
     """
-    T-KRR, fitted by alternating least squares with learned hyperparameters. Classes are regressed on as -1 and +1; the
-    probability of class 1 is that of a positive response.
+    A Nyström approximation with trained inducing points (Titsias 2009), `InducingPointKernel` in an `ExactGP`.
 
-    :param rank: R.
-    :param num_basis: Sines per input, or None for the model's own choice.
+    :param num_inducing: Number of inducing points.
     """
 
-    title: ClassVar[str] = "T-KRR, ALS"
-    note: ClassVar[str] = "fit_als with learned hyperparameters, rank 10; the rest are defaults, in units of the data."
-    rank: int = 10
-    num_basis: int | None = None
+    title: ClassVar[str] = "SGPR"
+    note: ClassVar[str] = "InducingPointKernel with at most 512 trained inducing points."
+    num_inducing: int = 512
 
-    def new_model(self, x: Tensor | None = None, y: Tensor | None = None) -> TKRR:
-        """
-        The model before it is fitted.
-
-        :param x: Inputs `(N, D)`.
-        :param y: Targets `(N,)`.
-        """
-        y = 2 * y - 1 if y is not None and self.task == "classification" else y
-        return TKRR(x, y, GaussianLikelihood(), rank=self.rank, num_basis=self.num_basis)
-
-    def fit(self, x: Tensor, y: Tensor) -> None:
-        self.model = self.new_model(x, y)
-        fit_als(self.model, learn_hyperparameters=True, seed=self.seed, progress=self.progress)
-        self.model.eval()
-
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Prediction:
-        parts = [self.model.likelihood(self.model(rows)) for rows in x.split(BATCH)]
-        mean = torch.cat([part.mean for part in parts])
-        sd = torch.cat([part.variance for part in parts]).sqrt()
-        return torch.special.ndtr(mean / sd) if self.task == "classification" else (mean, sd)
-
-    @property
-    def num_parameters(self) -> int:
-        weights = sum(mode.num_functions for mode in self.model.separate().modes) * self.model.rank
-        return weights + sum(parameter.numel() for parameter in self.model.parameters())
+    def kernel(self, x: Tensor, likelihood: GaussianLikelihood) -> Kernel:
+        base = ScaleKernel(RBFKernel(ard_num_dims=x.shape[1]))
+        return InducingPointKernel(base, _some_rows(x, self.num_inducing, self.seed), likelihood)
 
 
+@register_contender("rff")
 @dataclass
-class GibbsContender(ALSContender):
-    """T-KRR, fitted by Gibbs sampling with all hyperparameters drawn; a probit likelihood for classes."""
+class RandomFeaturesGP(MarginalLikelihoodGP):
+    """
+    Random Fourier features, `RFFKernel` in an `ExactGP`.
 
-    title: ClassVar[str] = "T-KRR, Bayesian"
-    note: ClassVar[str] = "fit_gibbs, rank 12; the rest are defaults, in units of the data. Numbers: of one draw."
-    rank: int = 12
+    :param num_samples: Number of frequencies; there is a sine and a cosine for each.
+    """
 
-    def new_model(self, x: Tensor | None = None, y: Tensor | None = None) -> TKRR:
-        likelihood = BernoulliLikelihood() if self.task == "classification" else GaussianLikelihood()
-        return TKRR(x, y, likelihood, rank=self.rank, num_basis=self.num_basis)
+    title: ClassVar[str] = "RFF"
+    note: ClassVar[str] = "RFFKernel with 128 frequencies: 256 features."
+    num_samples: int = 128
 
-    def fit(self, x: Tensor, y: Tensor) -> None:
-        self.model = self.new_model(x, y)
-        fit_gibbs(self.model, seed=self.seed, progress=self.progress)
-        self.model.eval()
+    def kernel(self, x: Tensor, likelihood: GaussianLikelihood) -> Kernel:
+        return ScaleKernel(RFFKernel(self.num_samples, num_dims=x.shape[1], ard_num_dims=x.shape[1]))
 
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Prediction:
-        if self.task == "classification":
-            return torch.cat([self.model.class_probabilities(rows) for rows in x.split(BATCH)])
-        return super().predict(x)
+    def _num_weights(self) -> int:
+        return 2 * self.num_samples
 
 
-#: The models, by the name that `models=` takes.
-CONTENDERS: dict[str, Callable[..., Contender]] = {
-    "mean": MeanBaseline,
-    "linear": LinearBaseline,
-    "boosting": GradientBoosting,
-    "exact": SubsetExactGP,
-    "svgp": SVGP,
-    "sgpr": SGPR,
-    "rff": RandomFeaturesGP,
-    "additive-hilbert": AdditiveHilbert,
-    "hilbert": FullHilbert,
-    "tkrr-als": ALSContender,
-    "tkrr-gibbs": GibbsContender,
-}
+@register_contender("additive-hilbert")
+@dataclass
+class AdditiveHilbert(MarginalLikelihoodGP):
+    """
+    A sum of one-dimensional kernels, each expanded by a `HilbertKernel`.
+
+    :param num_basis: Functions per input.
+    """
+
+    title: ClassVar[str] = "additive HilbertKernel"
+    note: ClassVar[str] = "a sum of one-dimensional RBF kernels: no interactions."
+    num_basis: int = 20
+
+    def kernel(self, x: Tensor, likelihood: GaussianLikelihood) -> Kernel:
+        num_dims = x.shape[1]
+        if num_dims * self.num_basis > MAX_FUNCTIONS:
+            raise NotApplicableError(f"{num_dims} inputs with {self.num_basis} functions each are too many for it.")
+        parts = [ScaleKernel(RBFKernel(active_dims=[d])) for d in range(num_dims)]
+        for part in parts:
+            part.outputscale = 1 / num_dims
+        return HilbertKernel(AdditiveKernel(*parts), _wide_box(x), self.num_basis)
+
+    def _num_weights(self) -> int:
+        return self.model.covar_module.expansion().num_functions
+
+
+@register_contender("hilbert")
+@dataclass
+class FullHilbert(MarginalLikelihoodGP):
+    """An `ExactGP` whose RBF kernel is expanded in all products of functions: up to three inputs."""
+
+    title: ClassVar[str] = "HilbertKernel"
+
+    #: Number of inputs -> functions per input.
+    num_basis: ClassVar[dict[int, int]] = {1: 64, 2: 28, 3: 12}
+
+    def kernel(self, x: Tensor, likelihood: GaussianLikelihood) -> Kernel:
+        num_dims = x.shape[1]
+        if num_dims not in self.num_basis:
+            raise NotApplicableError(f"the product basis takes at most {max(self.num_basis)} inputs; got {num_dims}.")
+        return HilbertKernel(ScaleKernel(RBFKernel(ard_num_dims=num_dims)), _wide_box(x), self.num_basis[num_dims])
+
+    def _num_weights(self) -> int:
+        return self.model.covar_module.expansion().num_functions
 
 
 def _some_rows(x: Tensor, number: int, seed: int) -> Tensor:

@@ -1,5 +1,6 @@
 """
-Functions run one after another, each in a process of its own, with limits of time and memory.
+Functions run one after another, each in a process of its own, with limits of time and memory; what a reader must know
+of the machine, and the memory of a process.
 
 A helper process imports this package once and starts a child for every call: a fork where the system has that, so that
 nothing is imported again. The helper itself never computes, so there are no threads that a fork could lose, and the
@@ -14,6 +15,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import platform
 import signal
 import subprocess
 import sys
@@ -22,9 +24,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, TextIO
+
+import torch
 
 Ending = Literal["returned", "raised", "out of time", "out of memory", "crashed"]
 
@@ -198,3 +204,42 @@ def _run(task: str, result: str, memory_limit: int | None) -> None:
 def _load_and_call(task: str) -> Any:
     function, args = pickle.loads(Path(task).read_bytes())
     return function(*args)
+
+
+def machine_facts() -> dict[str, Any]:
+    """Processor, cores, threads, versions, date."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        **{package: metadata.version(package) for package in ("torch", "gpytorch", "linear_operator", "numpy")},
+        "date": datetime.now(timezone.utc).date().isoformat(),
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def peak_resident_bytes() -> int | None:
+    """The largest resident memory of this process so far; None where the system does not say."""
+    try:
+        # Linux hands ru_maxrss down from the parent process, so the high-water mark of this one is read instead.
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    except (OSError, IndexError):
+        pass
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

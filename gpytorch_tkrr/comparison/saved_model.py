@@ -21,7 +21,8 @@ from ..data.task import Task, check_data
 from ..errors import InputError
 from ..inference.als import fit_als
 from ..inference.gibbs import fit_gibbs
-from .gp_contenders import CONTENDERS, ALSContender
+from .contender import CONTENDERS
+from .tkrr_contenders import ALSContender
 
 #: Changes when files of older versions can no longer be read.
 FORMAT = 1

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ..data.task import Task
 from ..errors import InputError, NotApplicableError
-from .machine import peak_resident_bytes
-from .process import Outcome
+from .process import Outcome, peak_resident_bytes
 from .scores import classification_scores, regression_scores
 
 Status = Literal["done", "not applicable", "failed", "out of time", "out of memory", "interrupted"]

@@ -32,8 +32,7 @@ from ..features.index_set import MAX_FUNCTIONS, FullTensor, IndexSet, as_num_bas
 from .gram import GramCache
 from .operator import HilbertCrossLinearOperator, HilbertLinearOperator, RefusedLinearOperator
 from .prediction import HilbertPredictionStrategy
-from .rejection import reject_failed_steps
-from .sampled import random_twin
+from .sampled import random_twin, reject_failed_steps
 
 _NUM_PROBES = 64
 

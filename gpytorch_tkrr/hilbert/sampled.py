@@ -1,13 +1,15 @@
-"""GPyTorch modules whose parameters can be replaced by drawn values, without a copy of anything else."""
+"""Kernels whose hyperparameters a sampler draws: modules that take drawn values, and steps that fail numerically."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
+import torch
 from gpytorch import Module
 from gpytorch.module import RandomModuleMixin
 from gpytorch.priors import Prior
+from linear_operator.utils.errors import NanError, NotPSDError
 from torch.nn import Parameter
 
 
@@ -51,3 +53,30 @@ def random_twin(module: Any, memo: dict[int, Any] | None = None) -> Any:
 @cache
 def _random_class(module_class: Any) -> Any:
     return type(f"_Random{module_class.__name__}", (RandomModuleMixin, module_class), {})
+
+
+def is_numerical_failure(error: Exception) -> bool:
+    """
+    Whether an error says that hyperparameters were numerically impossible, rather than that a program is wrong.
+
+    :param error: The error.
+
+    Example:
+        >>> from linear_operator.utils.errors import NotPSDError
+        >>> from gpytorch_tkrr.hilbert.sampled import is_numerical_failure
+        >>> is_numerical_failure(NotPSDError("not positive definite")), is_numerical_failure(ValueError("a shape"))
+        (True, False)
+    """
+    if isinstance(error, (NotPSDError, NanError, torch.linalg.LinAlgError, ArithmeticError)):
+        return True
+    # What torch and Pyro say of distributions whose parameters are NaN.
+    return isinstance(error, ValueError) and "to satisfy the constraint" in str(error) and "nan" in str(error)
+
+
+def reject_failed_steps() -> None:
+    """Have Pyro's HMC and NUTS reject steps that fail numerically; nothing happens where Pyro is not installed."""
+    try:
+        from pyro.ops.integrator import register_exception_handler
+    except ImportError:
+        return
+    register_exception_handler("gpytorch_tkrr", is_numerical_failure, warn_on_overwrite=False)

@@ -13,7 +13,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsRegressor
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.comparison.gp_contenders import CONTENDERS, SVGP, Contender, SubsetExactGP
+from gpytorch_tkrr.comparison.contender import CONTENDERS, Contender
+from gpytorch_tkrr.comparison.gp_contenders import SVGP, SubsetExactGP
 from gpytorch_tkrr.comparison.trial import Split, run_trial
 
 

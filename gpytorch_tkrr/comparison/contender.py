@@ -1,0 +1,124 @@
+"""
+What :func:`gpytorch_tkrr.compare` asks of a model, and the models that it knows by name.
+
+Inputs come in the user's own units, `(N, D)` in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..data.progress import ProgressBar, progress_bar
+from ..data.task import Task
+from ..errors import NotApplicableError
+
+#: Means and standard deviations of the targets, or probabilities of class 1.
+Prediction = tuple[Tensor, Tensor] | Tensor
+
+#: Rows that are predicted at a time.
+BATCH = 1024
+
+
+@dataclass
+class Contender:
+    """
+    A model that can be compared. One of your own needs no more than `fit` and `predict`; see
+    :func:`gpytorch_tkrr.compare`.
+
+    :param task: Regression, or classification of 0 and 1.
+    :param seed: Seed of all that is random.
+    :param progress: Whether to show a progress bar.
+    """
+
+    task: Task = "regression"
+    seed: int = 0
+    progress: bool = False
+
+    title: ClassVar[str]
+    note: ClassVar[str] = ""
+
+    def fit(self, x: Tensor, y: Tensor) -> None:
+        """
+        Train the model.
+
+        :param x: Inputs `(N, D)`.
+        :param y: Targets `(N,)`; classes are 0 and 1.
+        """
+        raise NotImplementedError
+
+    def predict(self, x: Tensor) -> Prediction:
+        """
+        :param x: Inputs `(n, D)`.
+        :return: Means and standard deviations of new observations, or probabilities of class 1; `(n,)` each.
+        """
+        raise NotImplementedError
+
+    @property
+    def num_parameters(self) -> int | None:
+        """Trained numbers, weights and hyperparameters; None where this says nothing."""
+        return None
+
+    @contextmanager
+    def _bar(self, num_steps: int) -> Iterator[ProgressBar]:
+        bar = progress_bar(self.progress, num_steps, self.title, "step")
+        try:
+            yield bar
+        finally:
+            bar.close()
+
+    def _needs_regression(self) -> None:
+        if self.task != "regression":
+            raise NotApplicableError(f"{self.title} is exact for a Gaussian likelihood; it has none for classes.")
+
+
+Maker = TypeVar("Maker", bound=Callable[..., Contender])
+
+#: The models, by the name that `models=` takes, in the order of the table.
+CONTENDERS: dict[str, Callable[..., Contender]] = {}
+
+
+def register_contender(name: str) -> Callable[[Maker], Maker]:
+    """
+    Make a model known to :func:`gpytorch_tkrr.compare` and to the command line.
+
+    :param name: The name that `models=` takes.
+
+    Example:
+        >>> from gpytorch_tkrr.comparison.baselines import MeanBaseline
+        >>> from gpytorch_tkrr.comparison.contender import CONTENDERS, register_contender
+        >>> @register_contender("median")
+        ... class MedianBaseline(MeanBaseline):
+        ...     title = "median"
+        ...     def fit(self, x, y):
+        ...         self.mean, self.sd = y.median(), y.std()
+        >>> CONTENDERS.pop("median").title
+        'median'
+    """
+
+    def register(maker: Maker) -> Maker:
+        CONTENDERS[name] = maker
+        return maker
+
+    return register
+
+
+class Scaler:
+    """
+    Standardises columns by the mean and the standard deviation of the training rows.
+
+    :param values: Training rows `(N, D)`, or targets `(N,)`.
+    """
+
+    def __init__(self, values: Tensor):
+        self.mean = values.mean(0)
+        sd = values.std(0)
+        self.sd = torch.where(sd > 0, sd, torch.ones_like(sd))
+
+    def __call__(self, values: Tensor) -> Tensor:
+        return (values - self.mean) / self.sd
