@@ -33,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return args.run(args)
+    except ModuleNotFoundError as error:
+        print(f"gpytorch-tkrr {args.command}: {error}. Try pip install 'gpytorch_tkrr[compare]'.", file=sys.stderr)
+        return 2
     except (TKRRError, OSError, ImportError) as error:
         print(f"gpytorch-tkrr {args.command}: {error}", file=sys.stderr)
         return 2

@@ -11,6 +11,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+from gpytorch_tkrr import HilbertKernel
+from gpytorch_tkrr.features.expansion import Expansion
+
 # One thread: the matrices of the tests are small, and workers of pytest-xdist must not compete for cores.
 torch.set_num_threads(1)
 
@@ -33,6 +36,22 @@ def computations(request: pytest.FixtureRequest) -> Iterator[None]:
 def seed() -> None:
     """Every test starts from the same random state, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def count_features(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of rows of all feature matrices that a HilbertKernel has computed."""
+    counts: list[int] = []
+    original = HilbertKernel.expansion
+
+    def expansion(self: HilbertKernel, num_dims: int | None = None) -> Expansion:
+        built = original(self, num_dims)
+        evaluate = built.features
+        built.features = lambda x: (counts.append(x.shape[:-1].numel()), evaluate(x))[1]  # type: ignore[method-assign]
+        return built
+
+    monkeypatch.setattr(HilbertKernel, "expansion", expansion)
+    return counts
 
 
 @pytest.fixture(scope="session")

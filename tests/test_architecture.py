@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "gpytorch_tkrr"
+from repository import PACKAGE, read, run_python
 
 
 @dataclass(frozen=True)
@@ -27,8 +22,7 @@ class Room:
 
 def read_rooms() -> dict[str, Room]:
     """The table of rooms, lowest first."""
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([\w/.]+)` \| .* \| (.*) \| (.*) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w/.]+)` \| .* \| (.*) \| (.*) \|$", read("docs/architecture.md"), re.MULTILINE)
     rooms = {}
     for name, below, files in rows:
         name = name.rstrip("/").removesuffix(".py")
@@ -149,5 +143,5 @@ def test_import_loads_no_more_than_gpytorch_does():
         "import gpytorch_tkrr\n"
         "print(*sorted(packages() - before - {'gpytorch_tkrr'}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    done = run_python(code)
+    assert done.returncode == 0 and done.stdout.split() == [], done.stderr

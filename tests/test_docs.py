@@ -4,47 +4,48 @@ from __future__ import annotations
 
 import doctest
 import importlib.util
+import inspect
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
+from repository import PACKAGE, ROOT, is_installed, read
 
 import gpytorch_tkrr
 from benchmarks.__main__ import find_benchmarks
 from benchmarks.harness import Report
+from gpytorch_tkrr import errors
 
-ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "gpytorch_tkrr"
-CLIENTS = ("botorch", "pyro")  # modules for other libraries
+CLIENTS = {"botorch": "botorch", "pyro": "pyro-ppl"}  # modules for other libraries -> what they need
 
 _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
 generate = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(generate)
 
 
-def read(name):
-    return (ROOT / name).read_text(encoding="utf-8")
+#: Pages with code -> what it needs beyond the package's own dependencies.
+PAGES = {
+    "README.md": ["tqdm"],
+    "docs/index.md": [],
+    "docs/comparing.md": ["pandas", "matplotlib", "cloudpickle"],
+    "docs/swapping.md": [],
+    "docs/choosing.md": [],
+    "docs/uncertainty.md": [],
+    "docs/interpretation.md": ["matplotlib"],
+    "docs/scaling.md": [],
+    "docs/workflow.md": ["botorch", "pyro-ppl", "arviz"],
+    "docs/troubleshooting.md": [],
+    "docs/architecture.md": [],
+}
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "docs/index.md",
-        "docs/comparing.md",
-        "docs/swapping.md",
-        "docs/choosing.md",
-        "docs/uncertainty.md",
-        "docs/interpretation.md",
-        "docs/scaling.md",
-        "docs/workflow.md",
-        "docs/architecture.md",
-    ],
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_code_runs(page):
+    missing = [distribution for distribution in PAGES[page] if not is_installed(distribution)]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
     blocks = re.findall(r"^```python\n(.*?)^```", read(page), re.MULTILINE | re.DOTALL)
     assert blocks
     # README.md speaks of the reader's own data and kernel.
@@ -62,16 +63,16 @@ def test_code_runs(page):
 def public_names():
     """Every public name -> what it stands for; those for other libraries where they are installed."""
     names = {name: getattr(gpytorch_tkrr, name) for name in gpytorch_tkrr.__all__}
-    for client in CLIENTS:
-        if importlib.util.find_spec(client):
+    for client, distribution in CLIENTS.items():
+        if is_installed(distribution):
             module = getattr(gpytorch_tkrr, client)
             names.update({f"{client}.{name}": getattr(module, name) for name in module.__all__})
     return names
 
 
 def test_api_page_has_every_public_name_once():
-    pytest.importorskip("botorch")
-    pytest.importorskip("pyro")
+    if not all(map(is_installed, CLIENTS.values())):
+        pytest.skip("needs the extras botorch and pyro")
     page = generate.api_page(gpytorch_tkrr, CLIENTS)
     named = re.findall(r"^\.\. auto\w+:: gpytorch_tkrr\.([\w.]+)$", page, re.MULTILINE)
     assert sorted(named) == sorted(public_names())
@@ -83,6 +84,20 @@ def test_public_names_have_an_example():
     documented = {name: value.__doc__ or "" for name, value in public_names().items()}
     shown = {name for name, text in documented.items() if any(each.want for each in parser.get_examples(text))}
     assert [name for name in documented if name not in shown or "Example:" not in documented[name]] == []
+
+
+def test_troubleshooting_has_a_section_for_every_error_and_warning():
+    """Its first sentence is that of the class."""
+    page = read("docs/troubleshooting.md")
+    sections = re.findall(r"^### `(\w+)`\n\n(.+?)\n\n\*\*When\.\*\*", page, re.MULTILINE | re.DOTALL)
+    assert len(sections) == page.count("\n### ")
+    classes = {name: value for name, value in vars(errors).items() if isinstance(value, type)}
+    assert {name: " ".join(text.split()) for name, text in sections} == {
+        name: " ".join(inspect.getdoc(value).partition("\n\n")[0].split()) for name, value in classes.items()
+    }
+    for kind in ("Warning", "Error"):  # in the part of the page that is theirs
+        part = re.search(rf"^## {kind}s\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL).group(1)
+        assert set(re.findall(r"^### `(\w+)`", part, re.MULTILINE)) == {n for n in classes if n.endswith(kind)}
 
 
 def test_benchmark_page(tmp_path):

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+
+from repository import read
 
 import gpytorch_tkrr
-
-ROOT = Path(__file__).parents[1]
-
-
-def read(name):
-    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def test_lowest_versions_are_the_declared_ones():

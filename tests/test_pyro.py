@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import copy
 
-import gpytorch
 import pytest
 import torch
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
 from linear_operator.utils.errors import NanError, NotPSDError
+from models import GP
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.hilbert.sampled import is_numerical_failure
 
 pyro = pytest.importorskip("pyro")
-from pyro import poutine  # noqa: E402
-from pyro.infer import MCMC, NUTS, Predictive  # noqa: E402
-from pyro.infer.mcmc.util import initialize_model  # noqa: E402
-from pyro.ops.integrator import potential_grad  # noqa: E402
+from nuts import run_nuts
+from pyro import poutine
+from pyro.infer import MCMC, NUTS, Predictive
+from pyro.infer.mcmc.util import initialize_model
+from pyro.ops.integrator import potential_grad
 
 DOMAIN = tkrr.Domain(0.5, 2.0)
 
@@ -35,14 +35,10 @@ def hilbert_kernel(num_dims=1, num_basis=16):
     return tkrr.HilbertKernel(base_kernel(num_dims), DOMAIN, num_basis)
 
 
-class Process(gpytorch.models.ExactGP):
-    def __init__(self, x, y, kernel):
-        super().__init__(x, y, GaussianLikelihood(noise_prior=LogNormalPrior(-3.0, 1.0)).double())
-        self.mean_module = ConstantMean(constant_prior=NormalPrior(0.0, 1.0)).double()
-        self.covar_module = kernel
-
-    def forward(self, x):
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+def process(x, y, kernel):
+    """A Gaussian process with priors on all its hyperparameters."""
+    likelihood = GaussianLikelihood(noise_prior=LogNormalPrior(-3.0, 1.0)).double()
+    return GP(x, y, likelihood, kernel, ConstantMean(constant_prior=NormalPrior(0.0, 1.0)).double())
 
 
 def data(num_rows=40, num_dims=1):
@@ -60,28 +56,6 @@ def collapsed(gp, sample=None):
     return model
 
 
-def run(model, *args, num_samples=20, warmup_steps=20, max_tree_depth=5):
-    pyro.set_rng_seed(0)
-    nuts = NUTS(model, max_tree_depth=max_tree_depth)
-    mcmc = MCMC(nuts, num_samples=num_samples, warmup_steps=warmup_steps, disable_progbar=True)
-    mcmc.run(*args)
-    return mcmc
-
-
-@pytest.fixture
-def count_features(monkeypatch):
-    """Numbers of rows of all feature matrices that are computed."""
-    counted = []
-    original = tkrr.features.expansion.Sines.features
-
-    def features(self, x):
-        counted.append(x.shape[:-1].numel())
-        return original(self, x)
-
-    monkeypatch.setattr(tkrr.features.expansion.Sines, "features", features)
-    return counted
-
-
 # Hyperparameters, weights integrated out
 
 
@@ -91,7 +65,7 @@ def test_potential_is_that_of_the_exact_process(sample):
     x, y = data()
     results = []
     for kernel, draw in [(hilbert_kernel(num_basis=40), sample), (base_kernel(), None)]:
-        init, potential, _, _ = initialize_model(collapsed(Process(x, y, kernel), draw), (x, y))
+        init, potential, _, _ = initialize_model(collapsed(process(x, y, kernel), draw), (x, y))
         values = torch.tensor([-1.0, -0.2, -3.0, 0.3], dtype=torch.float64)
         point = {site: values[i].expand_as(value).clone() for i, (site, value) in enumerate(sorted(init.items()))}
         gradient, energy = potential_grad(potential, point)
@@ -100,7 +74,7 @@ def test_potential_is_that_of_the_exact_process(sample):
 
 
 def test_both_ways_to_sample_have_the_same_sites():
-    gp = Process(*data(), hilbert_kernel())
+    gp = process(*data(), hilbert_kernel())
     sites = [
         {name: site["value"].shape for name, site in poutine.trace(draw).get_trace().nodes.items() if "prior" in name}
         for draw in (gp.pyro_sample_from_prior, lambda: tkrr.pyro.sample_priors(gp))
@@ -109,7 +83,7 @@ def test_both_ways_to_sample_have_the_same_sites():
 
 
 def test_twin_leaves_the_module_alone():
-    gp = Process(*data(), hilbert_kernel())
+    gp = process(*data(), hilbert_kernel())
     before = copy.deepcopy(gp.state_dict())
     twin = tkrr.pyro.sample_priors(gp)
     assert twin.covar_module.base_kernel.outputscale != gp.covar_module.base_kernel.outputscale
@@ -130,7 +104,7 @@ def test_a_kernel_becomes_random_without_copies():
 def test_a_mean_that_is_not_drawn_does_not_bring_the_rows_back():
     """Its parameter needs a gradient in GPyTorch's copies, but the sums over the rows are the same at every step."""
     x, y = data()
-    gp = Process(x, y, hilbert_kernel())
+    gp = process(x, y, hilbert_kernel())
     gp.mean_module = ConstantMean().double()
     init, potential, _, _ = initialize_model(collapsed(gp), (x, y))
     _, gram_cache = gp.covar_module._cache.content[1]
@@ -142,8 +116,8 @@ def test_a_mean_that_is_not_drawn_does_not_bring_the_rows_back():
 @pytest.mark.filterwarnings("ignore::gpytorch_tkrr.TKRRWarning")  # hardly any warm-up: long lengthscales
 def test_features_are_computed_once_in_a_run_and_shared_by_the_predictions(count_features):
     x, y = data(50)
-    gp = Process(x, y, hilbert_kernel())
-    mcmc = run(collapsed(gp), x, y, num_samples=6, warmup_steps=3, max_tree_depth=3)
+    gp = process(x, y, hilbert_kernel())
+    mcmc = run_nuts(collapsed(gp), x, y, num_samples=6, warmup_steps=3, max_tree_depth=3)
     assert count_features == [50]
     gp.pyro_load_from_samples(mcmc.get_samples())
     gp.eval()
@@ -161,13 +135,13 @@ def test_predictions_from_samples_are_those_of_one_model_each(num_dims):
         "mean_module.mean_prior": torch.randn(4),
     }
     sites = {name: values.double() for name, values in sites.items()}
-    batch = Process(x, y, hilbert_kernel(num_dims, 12))
+    batch = process(x, y, hilbert_kernel(num_dims, 12))
     batch.pyro_load_from_samples(sites)
     test_x = torch.rand(6, num_dims, dtype=torch.float64)
     together = batch.eval().likelihood(batch(test_x))
     functions = tkrr.draw_posterior_functions(batch, 2000)(test_x)  # (2000, 4, 6)
     for i in range(4):
-        single = Process(x, y, hilbert_kernel(num_dims, 12))
+        single = process(x, y, hilbert_kernel(num_dims, 12))
         single.covar_module.base_kernel.base_kernel.lengthscale = sites[
             "covar_module.base_kernel.base_kernel.lengthscale_prior"
         ][i]
@@ -187,10 +161,10 @@ def test_draws_of_the_mean_parameter_agree_with_the_closed_form():
     x, y = data(30)
     kernel = tkrr.HilbertKernel(ScaleKernel(RBFKernel()).double(), DOMAIN, 20)
     kernel.base_kernel.base_kernel.lengthscale = 0.4
-    gp = Process(x, y, kernel)
+    gp = process(x, y, kernel)
     del gp.likelihood.noise_covar._priors["noise_prior"]
     gp.likelihood.noise = 0.05
-    mcmc = run(collapsed(gp, tkrr.pyro.sample_priors), x, y, num_samples=200, warmup_steps=30, max_tree_depth=3)
+    mcmc = run_nuts(collapsed(gp, tkrr.pyro.sample_priors), x, y, num_samples=200, warmup_steps=30, max_tree_depth=3)
     draws = mcmc.get_samples()["mean_module.mean_prior"]
     covariance = kernel(x).to_dense().detach() + 0.05 * torch.eye(30)
     precision = 1 + torch.linalg.solve(covariance, torch.ones(30, dtype=torch.float64)).sum()
@@ -224,7 +198,7 @@ def test_distributions_of_nan_are_failures():
 def test_a_bad_step_is_rejected(failure):
     """Beyond a wall the likelihood fails: the run goes on and stays on the near side."""
     x, y = data(20)
-    gp = Process(x, y, hilbert_kernel())
+    gp = process(x, y, hilbert_kernel())
 
     def model():
         sampled = tkrr.pyro.sample_priors(gp)
@@ -250,7 +224,7 @@ def test_a_bad_step_is_rejected(failure):
 
 def test_a_mistake_in_the_model_is_raised():
     x, y = data(20)
-    gp = Process(x, y, hilbert_kernel())
+    gp = process(x, y, hilbert_kernel())
 
     def model():
         gp.pyro_sample_from_prior()
@@ -353,7 +327,7 @@ def test_poisson_regression():
         with pyro.plate("rows", len(x)):
             return pyro.sample("y", pyro.distributions.Poisson((level + f).exp()), obs=y)
 
-    mcmc = run(model, x, counts, num_samples=40, warmup_steps=30, max_tree_depth=4)
+    mcmc = run_nuts(model, x, counts, num_samples=40, warmup_steps=30, max_tree_depth=4)
     new = torch.linspace(0.05, 0.95, 7, dtype=torch.float64)
     samples = mcmc.get_samples()
     predicted = Predictive(model, samples)(new)
@@ -381,7 +355,7 @@ def test_hierarchical_functions():
 
     trace = poutine.trace(model).get_trace(x, group)
     assert trace.nodes["own"]["value"].shape == (3, 30) and trace.nodes["own.weights"]["value"].shape == (3, 6)
-    mcmc = run(model, x, group, y, num_samples=12, warmup_steps=25, max_tree_depth=4)
+    mcmc = run_nuts(model, x, group, y, num_samples=12, warmup_steps=25, max_tree_depth=4)
     fitted = Predictive(model, mcmc.get_samples(), return_sites=["y"])(x, group)["y"].mean(0)
     assert (fitted - y).square().mean() < 0.1
 

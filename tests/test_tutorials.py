@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted((ROOT / "tutorials").glob("*.py"))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -75,14 +77,22 @@ class SavedModel:
         :param path: The file.
         """
         if not Path(path).is_file():
-            raise InputError(f"There is no file {path}.")
+            raise InputError(f"{path} is a folder." if Path(path).is_dir() else f"There is no file {path}.")
+        file = io.BytesIO(Path(path).read_bytes())
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-            known = content["format"] == FORMAT
-        except Exception:  # whatever torch, pickle and zipfile raise for a file of another kind
-            raise InputError(f"{path} is not a model written by `gpytorch-tkrr fit`.") from None
-        if not known:
-            raise InputError(f"{path} has format {content['format']}; this version reads format {FORMAT}. Fit again.")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's, on archives of other kinds
+                content = torch.load(file, map_location="cpu", weights_only=True)
+            found = dict(content)["format"]
+            if found == FORMAT:
+                return cls._from_content(content)
+        except Exception as error:  # whatever torch, pickle and zipfile raise for a file of another kind
+            raise InputError(f"{path} is not a model written by `gpytorch-tkrr fit`, or it is damaged.") from error
+        raise InputError(f"{path} has format {found}; this version reads format {FORMAT}. Fit again.")
+
+    @classmethod
+    def _from_content(cls, content: dict[str, Any]) -> SavedModel:
+        """The model that :meth:`save` has written."""
         contender = _contender(content["method"], "classification" if content["classes"] else "regression")
         contender.rank, contender.num_basis = content["settings"]["rank"], content["settings"]["num_basis"]
         contender.model = contender.new_model().double()
@@ -103,10 +113,10 @@ class SavedModel:
             require_complete(frame, self.columns.inputs, drop_missing=False)
         complete = complete_rows(frame, self.columns.inputs)
         x = torch.as_tensor(self.columns.matrix(frame[complete]), dtype=torch.float64)
-        answer = self.contender.predict(x) if len(x) else (torch.empty(0, dtype=torch.float64),) * 2
+        answer = self.contender.predict(x)
         values: dict[str, Any]
-        if self.classes is not None:
-            probability = (answer if isinstance(answer, torch.Tensor) else answer[0]).numpy()
+        if isinstance(answer, torch.Tensor):
+            probability = answer.numpy()
             values = {"probability": probability, "class": np.array(self.classes)[(probability >= 0.5).astype(int)]}
         else:
             mean, sd = (part.numpy() for part in answer)

@@ -132,9 +132,9 @@ class Domain(nn.Module):
         return " x ".join(f"[{a:.4g}, {b:.4g}]" for a, b in zip(lower.tolist(), upper.tolist(), strict=True))
 
 
-def as_inputs(x: Tensor) -> Tensor:
+def as_rows(x: Tensor) -> Tensor:
     """
-    Inputs as a detached float64 matrix, or an :class:`InputError` that says what is wrong.
+    Inputs as a detached float64 matrix, or an :class:`InputError` that says what is wrong. There may be no rows.
 
     :param x: Inputs `(..., N, D)`, or `(N,)` for one dimension.
     :return: The rows of all batches, `(N, D)`.
@@ -143,8 +143,8 @@ def as_inputs(x: Tensor) -> Tensor:
         raise InputError(f"Inputs must be a torch.Tensor of shape (..., N, D); got {type(x).__name__}.")
     x = x.detach().double()
     x = x.unsqueeze(-1) if x.dim() == 1 else x
-    if x.dim() < 2 or x.shape[-1] == 0 or x.numel() == 0:
-        raise InputError(f"Inputs must have shape (..., N, D) with N >= 1 and D >= 1; got {tuple(x.shape)}.")
+    if x.dim() < 2 or x.shape[-1] == 0:
+        raise InputError(f"Inputs must have shape (..., N, D) with D >= 1; got {tuple(x.shape)}.")
     x = x.reshape(-1, x.shape[-1])
     finite = torch.isfinite(x).all(dim=-1)
     if not finite.all():
@@ -154,3 +154,16 @@ def as_inputs(x: Tensor) -> Tensor:
             f"{first}). Drop or impute them."
         )
     return x
+
+
+def as_inputs(x: Tensor) -> Tensor:
+    """
+    The same as :func:`as_rows` where at least one row is needed.
+
+    :param x: Inputs `(..., N, D)`, or `(N,)` for one dimension.
+    :return: The rows of all batches, `(N, D)`.
+    """
+    rows = as_rows(x)
+    if not len(rows):
+        raise InputError(f"Inputs must have shape (..., N, D) with N >= 1 and D >= 1; got {tuple(x.shape)}.")
+    return rows

@@ -26,7 +26,7 @@ from ..errors import (
     UnsupportedKernelError,
 )
 from ..features.box import MAX_MISSING, choose_basis
-from ..features.domain import Domain, as_inputs
+from ..features.domain import Domain, as_inputs, as_rows
 from ..features.expansion import Box, Expansion, Sines, expand_child
 from ..features.index_set import MAX_FUNCTIONS, FullTensor, IndexSet, as_num_basis
 from .gram import GramCache
@@ -220,7 +220,7 @@ class HilbertKernel(Kernel):
         return covariance if missing is None else covariance + DiagLinearOperator(missing.to(dtype))
 
     def _cross_covariance(self, x1: Tensor, x2: Tensor, diag: bool) -> Tensor | LinearOperator:
-        as_inputs(x1)  # two equal sets of inputs that hold NaN come here too
+        as_rows(x1)  # two equal sets of inputs that hold NaN come here too
         expansion = self.expansion(x1.shape[-1])
         dtype = torch.promote_types(x1.dtype, self.dtype)
         variances = expansion.variances()
@@ -269,7 +269,7 @@ class HilbertKernel(Kernel):
 
     def _check_inputs(self, x: Tensor, is_data: bool) -> None:
         """Refuse inputs that are not finite and, where they are training data, inputs outside the box."""
-        rows = as_inputs(x)
+        rows = as_inputs(x) if is_data else as_rows(x)
         inside = self.domain.contains(rows)
         if is_data and not inside.all():
             outside = (~inside).nonzero()

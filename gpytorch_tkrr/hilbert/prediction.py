@@ -162,7 +162,7 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         if settings.skip_posterior_variances.on():
             return mean, ZeroLinearOperator(*mean.shape, mean.shape[-1], dtype=mean.dtype, device=mean.device)
         root = (features @ self.posterior.root).to(test_mean.dtype)
-        covariance = HilbertLinearOperator(root, torch.ones_like(root[..., 0, :]))
+        covariance = HilbertLinearOperator(root, root.new_ones(*root.shape[:-2], root.shape[-1]))
         if covariance.batch_shape != mean.shape[:-1]:
             covariance = covariance.expand(*mean.shape, mean.shape[-1])
         if missing is not None:

@@ -6,7 +6,8 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-pytest.importorskip("botorch")
+pytest.importorskip("botorch.models")
+pytest.importorskip("pandas")
 
 from benchmarks import bayesopt
 from benchmarks.harness import Report

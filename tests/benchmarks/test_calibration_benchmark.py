@@ -12,6 +12,9 @@ import scipy.stats
 import torch
 
 import gpytorch_tkrr as tkrr
+
+pytest.importorskip("pandas")
+
 from benchmarks import calibration, classification, datasets, flights_bayes
 from benchmarks.scores import Mixture
 

@@ -8,8 +8,10 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
+from repository import is_installed
+
+pd = pytest.importorskip("pandas")
 
 from benchmarks import datasets, flights
 from benchmarks.datasets import ChecksumError, DatasetNotFoundError, load
@@ -51,19 +53,11 @@ def nothing_around(monkeypatch, tmp_path):
 def from_package(monkeypatch, tmp_path, name):
     """Load from an installed package alone, or skip."""
     packages = [source for source in datasets._RECIPES[name].sources if isinstance(source, datasets.Package)]
-    if not any(_installed(package.distribution) for package in packages):
+    if not any(is_installed(package.distribution) for package in packages):
         pytest.skip(f"no package that carries {name} is installed")
     monkeypatch.delenv("TKRR_DATA_DIR", raising=False)
     monkeypatch.setenv("TKRR_CACHE_DIR", str(tmp_path))
     return load(name)
-
-
-def _installed(distribution):
-    try:
-        metadata.distribution(distribution)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def assert_facts(data, inputs=None):

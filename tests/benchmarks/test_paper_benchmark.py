@@ -13,6 +13,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.kernel_ridge import KernelRidge
 
+pytest.importorskip("pandas")
+
 from benchmarks import airline, datasets, paper, protocol
 from benchmarks.protocol import Hyperparameters
 

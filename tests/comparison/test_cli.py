@@ -6,16 +6,20 @@ import functools
 import json
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
+from repository import run_python
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("pyarrow")
 
 import gpytorch_tkrr as tkrr
 import gpytorch_tkrr.__main__
 from gpytorch_tkrr.__main__ import main
-from gpytorch_tkrr.comparison.saved_model import SavedModel
+from gpytorch_tkrr.comparison.saved_model import SavedModel, fit_table
 from gpytorch_tkrr.data.table import Columns, read_table
 
 QUICK = ["--models", "mean", "linear", "--splits", "1", "--quiet"]
@@ -27,7 +31,7 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(gpytorch_tkrr.__main__, "compare", functools.partial(tkrr.compare, isolate=False))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def frame():
     """Prices of three kinds of things, by size and age."""
     rng = np.random.default_rng(0)
@@ -200,6 +204,78 @@ def test_fit_and_predict(method, frame, table, tmp_path, capsys):
     assert "no file" in fails(capsys, "predict", "--model", tmp_path / "none.pt", "--data", table, "--force")
 
 
+@pytest.fixture(scope="module")
+def models(frame, tmp_path_factory):
+    """Files of fitted models, by their task."""
+    paths, table = {}, frame.drop(columns="kind")
+    for task, target in (("regression", table["price"]), ("classification", table["price"] > 600)):
+        paths[task] = tmp_path_factory.mktemp(task) / "model.pt"
+        columns = Columns.choose(table, target="price")
+        fitted = fit_table(table.assign(price=target), columns, "price", method="tkrr-als", rank=2, num_basis=4)
+        fitted.save(paths[task])
+    return paths
+
+
+def other_content(kind, model, path):
+    """Write what is no model, or no longer one."""
+    content = torch.load(model, weights_only=True)
+    whole = model.read_bytes()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "archive":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("readme.txt", "other content")
+    elif kind == "TorchScript":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("other/constants.pkl", b"")
+            archive.writestr("other/data.pkl", b"")
+    elif kind == "half a state":
+        names = list(content["state_dict"])
+        torch.save({**content, "state_dict": {name: content["state_dict"][name] for name in names[::2]}}, path)
+    elif kind in ("tensor", "list", "state", "other format", "no method"):
+        values = {
+            "tensor": torch.rand(3),
+            "list": [1, 2],
+            "state": content["state_dict"],
+            "other format": {"format": 99},
+            "no method": {**content, "method": "mean"},
+        }
+        torch.save(values[kind], path)
+    else:
+        cut = {"empty": b"", "text": b"size,age\n1,2\n", "truncated": whole[: len(whole) // 2], "bytes": whole[7:]}
+        path.write_bytes(cut[kind])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("empty", "text", "truncated", "bytes", "folder", "archive", "TorchScript"),
+        *("tensor", "list", "state", "half a state", "other format", "no method"),
+    ],
+)
+def test_files_that_are_no_model(kind, models, table, tmp_path, capsys):
+    path = tmp_path / "other.pt"
+    other_content(kind, models["regression"], path)
+    message = fails(capsys, "predict", "--model", path, "--data", table, "--output", tmp_path / "p.csv")
+    assert str(path) in message and len(message.splitlines()) == 1
+    assert {"folder": "is a folder", "other format": "has format 99"}.get(kind, "is not a model") in message
+    assert not (tmp_path / "p.csv").exists()
+
+
+@pytest.mark.parametrize("rows", ["none", "all incomplete"])
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_no_rows_give_an_empty_prediction(rows, task, frame, models, tmp_path):
+    table, output = tmp_path / "new.csv", tmp_path / "p.csv"
+    new = frame.iloc[:0] if rows == "none" else frame.iloc[:2].assign(age=np.nan)
+    new.to_csv(table, index=False)
+    arguments = ["predict", "--model", models[task], "--data", table, "--output", output, "--drop-missing"]
+    assert main([str(argument) for argument in arguments]) == 0
+    answer = pd.read_csv(output, skip_blank_lines=False)
+    names = ["mean", "sd", "lower", "upper"] if task == "regression" else ["probability", "class"]
+    assert list(answer.columns) == names
+    assert len(answer) == len(new) and answer.isna().all(axis=None)
+
+
 def test_fit_and_predict_classes(frame, table, tmp_path):
     frame.assign(dear=np.where(frame["price"] > 600, "yes", "no")).drop(columns="price").to_csv(table, index=False)
     fit = [
@@ -229,6 +305,12 @@ def test_too_many_categories():
     frame = pd.DataFrame({"name": [f"n{i}" for i in range(200)], "y": range(200)})
     with pytest.raises(Exception, match="200 different values"):
         Columns.choose(frame, target="y", one_hot=True)
+
+
+def test_a_missing_package_names_the_extra(table):
+    code = "import sys; sys.modules['pandas'] = None\nfrom gpytorch_tkrr.__main__ import main\n"
+    done = run_python(f"{code}sys.exit(main(['compare', '--data', {str(table)!r}, '--target', 'price']))")
+    assert done.returncode == 2 and "gpytorch_tkrr[compare]" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_as_a_module(table, tmp_path):

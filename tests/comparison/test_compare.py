@@ -6,11 +6,12 @@ import json
 import re
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsRegressor
+
+pd = pytest.importorskip("pandas")
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.comparison.contender import CONTENDERS, Contender

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gpytorch
 import pytest
 import torch
+from models import gaussian, rbf
 from torch.distributions import MultivariateNormal
 
 import gpytorch_tkrr as tkrr
@@ -49,11 +50,8 @@ def test_a_vanishing_variance_does_not_spoil_the_gradient():
 def make_model(shared, **kwargs):
     x = torch.rand(300, 2, dtype=torch.float64)
     y = 5 * torch.sin(7 * x[:, 0]) * torch.cos(7 * x[:, 1]) + 0.3 * torch.randn(300, dtype=torch.float64)
-    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=None if shared else 2)).double()
-    kernel.base_kernel.lengthscale, kernel.outputscale = 0.7, 10.0
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    likelihood.noise = 1.0
-    return tkrr.TKRR(x, y, likelihood, kernel=kernel, rank=4, num_basis=20, **kwargs)
+    kernel = rbf(0.7, 10.0, ard=None if shared else 2)
+    return tkrr.TKRR(x, y, gaussian(1.0), kernel=kernel, rank=4, num_basis=20, **kwargs)
 
 
 @pytest.mark.parametrize("shared", [False, True])

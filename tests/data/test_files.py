@@ -3,11 +3,13 @@ from __future__ import annotations
 import gzip
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("pyarrow")
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.source import Shard, TrainingData, as_source

@@ -11,17 +11,14 @@ import time
 
 import gpytorch
 import numpy as np
-import pandas
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
 import torch.distributed as dist
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from models import gaussian
 from processes import results_of, run_processes, start_processes
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.comparison.saved_model import SavedModel
 from gpytorch_tkrr.cp.sums import Design
 from gpytorch_tkrr.data.parallel import ONE_PROCESS, ProcessGroup, as_processes
 from gpytorch_tkrr.data.source import Shard, TensorSource, TrainingData
@@ -46,11 +43,9 @@ def source_of(rows):
 
 
 def make_model(likelihood=None):
+    likelihood = gaussian() if likelihood is None else likelihood
     kernel = ScaleKernel(RBFKernel(ard_num_dims=3)).double()
     kernel.base_kernel.lengthscale = 0.4
-    if likelihood is None:
-        likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-        likelihood.noise = 0.01
     return tkrr.TKRR(None, None, likelihood, kernel=kernel, rank=3, num_basis=7, domain=DOMAIN)
 
 
@@ -354,11 +349,12 @@ def test_a_process_that_hangs_ends_the_others(tmp_path):
 @pytest.mark.parametrize("method", ["als", pytest.param("gibbs", marks=pytest.mark.slow)])
 def test_torchrun(tmp_path, method):
     """The command fits a file in two processes; one of them writes the model."""
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("tqdm")
     x, y = make_data()
     columns = {name: x[:, d].numpy() for d, name in enumerate(["hour", "month", "distance"])}
-    pyarrow.parquet.write_table(
-        pyarrow.table({**columns, "delay": y.numpy()}), tmp_path / "flights.parquet", row_group_size=60
-    )
+    pandas.DataFrame({**columns, "delay": y.numpy()}).to_parquet(tmp_path / "flights.parquet", row_group_size=60)
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "gpytorch_tkrr", "fit"),
         *("--data", "flights.parquet", "--target", "delay", "--output", "model.pt", "--checkpoint", "run.pt"),
@@ -369,5 +365,7 @@ def test_torchrun(tmp_path, method):
     assert result.returncode == 0, result.stderr
     assert result.stdout == "model.pt\n" and (tmp_path / "run.pt").exists()
     assert "100%" in result.stderr  # progress, from one of the processes
+    from gpytorch_tkrr.comparison.saved_model import SavedModel
+
     prediction = SavedModel.load(tmp_path / "model.pt").predict(pandas.DataFrame(columns))
     assert float((prediction["mean"] - y.numpy()).abs().mean()) < float((y - y.mean()).abs().mean()) / 2

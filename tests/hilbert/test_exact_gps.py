@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import math
 import pickle
-import subprocess
-import sys
 import warnings
 
 import gpytorch
@@ -28,9 +25,10 @@ from gpytorch.kernels import (
 )
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from models import GP, ReducedRankGP, wavy_data
+from repository import is_installed, run_python
 
-from gpytorch_tkrr import DenseFallbackWarning, Domain, HilbertKernel, HyperbolicCross, ReducedRankNormal
-from gpytorch_tkrr.features.expansion import Expansion
+from gpytorch_tkrr import DenseFallbackWarning, Domain, HilbertKernel, HyperbolicCross
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::gpytorch_tkrr.ApproximationWarning"),
@@ -41,34 +39,12 @@ pytestmark = [
 ]
 
 
-class GP(gpytorch.models.ExactGP):
-    distribution: type = MultivariateNormal
-
-    def __init__(self, x, y, likelihood, kernel):
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ConstantMean(batch_shape=kernel.batch_shape)
-        self.covar_module = kernel
-
-    def forward(self, x):
-        return self.distribution(self.mean_module(x), self.covar_module(x))
-
-
-class ReducedRankGP(GP):
-    distribution = ReducedRankNormal
-
-
 def hilbert(base, **kwargs):
     return HilbertKernel(base, Domain(0.5, 1.5), 7, **kwargs)
 
 
-def make_data(num=40, dims=2, batch=()):
-    x = torch.rand(*batch, num, dims, dtype=torch.float64)
-    y = torch.sin(5 * x).sum(-1) + 0.3 * torch.randn(*batch, num, dtype=torch.float64)
-    return x, y
-
-
 def make_model(kernel, num=40, dims=2, likelihood=None, model=GP, batch=()):
-    x, y = make_data(num, dims, batch)
+    x, y = wavy_data(num, dims, batch)
     likelihood = GaussianLikelihood(batch_shape=kernel.batch_shape) if likelihood is None else likelihood
     gp = model(x, y, likelihood, kernel).double()
     gp.mean_module.initialize(constant=0.3)
@@ -222,7 +198,7 @@ def test_batch_of_models_equals_dense_algebra(periodic):
         base.period_length = torch.tensor([0.5, 1.0, 2.0]).reshape(3, 1, 1)
     for batch in [(3,), ()]:  # three data sets, and three models of one
         kernel = hilbert(ScaleKernel(copy.deepcopy(base), batch_shape=shape))
-        x, y = make_data(30, 1, batch)
+        x, y = wavy_data(30, 1, batch)
         model = GP(x, y.expand(3, 30), GaussianLikelihood(batch_shape=shape), kernel).double()
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
         value, expected = mll(model(x), model.train_targets), dense_mll(model)
@@ -265,7 +241,7 @@ def test_tends_to_the_exact_process_as_functions_are_added(base):
 
 
 def test_training_equals_training_of_the_exact_process():
-    x, y = make_data(100, 1)
+    x, y = wavy_data(100, 1)
     learned = []
     for wrap in (lambda k: k, lambda k: HilbertKernel(k, Domain(0.5, 3.0), 60)):
         model = GP(x, y, GaussianLikelihood(), wrap(ScaleKernel(RBFKernel()))).double()
@@ -313,7 +289,7 @@ def test_sum_of_two_hilbert_kernels_is_exact(num):
 
 def test_product_of_two_hilbert_kernels_is_the_product():
     first, second = hilbert(RBFKernel(), active_dims=[0]), hilbert(MaternKernel(), active_dims=[1])
-    x, _ = make_data(20)
+    x, _ = wavy_data(20)
     product = ProductKernel(first, second).double()
     assert_close(product(x).to_dense(), first(x).to_dense() * second(x).to_dense())
     model = make_model(product, 20)
@@ -334,7 +310,7 @@ def test_multitask_kernel_equals_dense_kronecker_algebra():
         def forward(self, x):
             return gpytorch.distributions.MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
 
-    x, y = make_data(25)
+    x, y = wavy_data(25)
     y = torch.stack([y, y.cos()], -1)
     likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(num_tasks=2, has_task_noise=False)
     model = Multitask(x, y, likelihood).double()
@@ -373,7 +349,7 @@ def test_deep_kernel_learning_reaches_the_network():
         def forward(self, x):
             return super().forward(self.network(x))
 
-    x, y = make_data(30, 3)
+    x, y = wavy_data(30, 3)
     model = Deep(x, y, GaussianLikelihood(), hilbert(RBFKernel()))
     model.network = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Sigmoid())
     model.double()
@@ -452,28 +428,12 @@ def test_new_data_and_new_parameters_are_noticed():
     check()
     model.train_inputs[0][3] = 0.123  # in place
     check()
-    model.set_train_data(*make_data(30))
+    model.set_train_data(*wavy_data(30))
     check()
-    model.set_train_data(*make_data(50), strict=False)
+    model.set_train_data(*wavy_data(50), strict=False)
     check()
     model.set_train_data(targets=torch.randn(50, dtype=torch.float64))
     check()
-
-
-@pytest.fixture
-def count_features(monkeypatch):
-    """Counts evaluated rows, by patching the kernel's expansion."""
-    counts: list[int] = []
-    original = HilbertKernel.expansion
-
-    def expansion(self, num_dims=None):
-        built: Expansion = original(self, num_dims)
-        evaluate = built.features
-        built.features = lambda x: (counts.append(x.shape[:-1].numel()), evaluate(x))[1]  # type: ignore[method-assign]
-        return built
-
-    monkeypatch.setattr(HilbertKernel, "expansion", expansion)
-    return counts
 
 
 @pytest.mark.parametrize("active_dims", [None, [0, 2]])
@@ -553,7 +513,7 @@ def test_dense_fallback_warns_and_names_the_setting():
 
 
 def test_after_importing_botorch():
-    if importlib.util.find_spec("botorch") is None:  # importing it here would change the settings of this process
+    if not is_installed("botorch"):  # importing it here would change the settings of this process
         pytest.skip("botorch is not installed")
     script = """
 import warnings
@@ -579,7 +539,7 @@ for distribution, expected in ((gpytorch.distributions.MultivariateNormal, 1), (
     assert names.count(tkrr.DenseFallbackWarning) == expected, names
 print("ok")
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    result = run_python(script)
     assert result.stdout.strip() == "ok", result.stderr
 
 
@@ -594,7 +554,7 @@ def test_works_in_an_approximate_process():
         def forward(self, x):
             return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
-    x, y = make_data(200, 1)
+    x, y = wavy_data(200, 1)
     model, likelihood = Approximate(x[:12].clone()).double(), GaussianLikelihood().double()
     elbo = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=200)
     optimizer = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.05)

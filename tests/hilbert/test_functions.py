@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from models import GP
 
 from gpytorch_tkrr import Domain, HilbertKernel, OutOfDomainWarning, draw_posterior_functions, draw_prior_functions
-
-
-class GP(gpytorch.models.ExactGP):
-    def __init__(self, x, y, kernel):
-        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood(batch_shape=kernel.batch_shape))
-        self.mean_module = gpytorch.means.ConstantMean(batch_shape=kernel.batch_shape)
-        self.covar_module = kernel
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 def make_model(batch=(), scaled=False):
@@ -27,7 +18,8 @@ def make_model(batch=(), scaled=False):
     kernel = HilbertKernel(base, Domain(0.5, 2.0), 12)
     kernel = ScaleKernel(kernel) if scaled else kernel
     x = torch.rand(*batch, 15, 2, dtype=torch.float64)
-    model = GP(x, torch.sin(5 * x).sum(-1), kernel).double().eval()
+    likelihood = GaussianLikelihood(batch_shape=shape)
+    model = GP(x, torch.sin(5 * x).sum(-1), likelihood, kernel).double().eval()
     model.mean_module.initialize(constant=0.7)
     model.likelihood.noise = 0.1
     return model
@@ -105,7 +97,7 @@ def test_posterior_draws_pass_near_precise_data():
 
 def test_other_models_are_refused():
     x = torch.rand(5, 2)
-    model = GP(x, x[:, 0], ScaleKernel(RBFKernel())).eval()
+    model = GP(x, x[:, 0], GaussianLikelihood(), ScaleKernel(RBFKernel())).eval()
     with pytest.raises(TypeError, match="HilbertKernel"):
         draw_posterior_functions(model, 1)
     with pytest.raises(TypeError, match="HilbertKernel"):

@@ -18,8 +18,9 @@ from gpytorch.kernels import (
 )
 from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
 from gpytorch.test.model_test_case import BaseModelTestCase, VariationalModelTestCase
+from models import GP, ReducedRankGP
 
-from gpytorch_tkrr import Domain, HilbertKernel, HyperbolicCross, ReducedRankNormal, TotalDegree
+from gpytorch_tkrr import Domain, HilbertKernel, HyperbolicCross, TotalDegree
 
 # The suites draw up to ten-dimensional standard normal inputs: what they test is shapes and indexing, not accuracy.
 pytestmark = [
@@ -96,29 +97,16 @@ class TestScaleOutside(_KernelCase, unittest.TestCase):
         return ScaleKernel(kernel, batch_shape=batch_shape)
 
 
-class _Exact(gpytorch.models.ExactGP):
-    distribution: type = gpytorch.distributions.MultivariateNormal
-
-    def __init__(self, train_x, train_y, likelihood):
-        super().__init__(train_x, train_y, likelihood)
-        batch_shape = train_x.shape[:-2]
-        self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch_shape)
-        base = ScaleKernel(RBFKernel(batch_shape=batch_shape), batch_shape=batch_shape)
-        self.covar_module = HilbertKernel(base, Domain(**_DOMAIN), 12)
-
-    def forward(self, x):
-        return self.distribution(self.mean_module(x), self.covar_module(x))
-
-
-class _ExactReducedRank(_Exact):
-    distribution = ReducedRankNormal
+def _hilbert(batch_shape, num_basis):
+    base = ScaleKernel(RBFKernel(batch_shape=batch_shape), batch_shape=batch_shape)
+    return HilbertKernel(base, Domain(**_DOMAIN), num_basis)
 
 
 class _ModelCase(BaseModelTestCase):
-    model: type = _Exact
+    model: type = GP
 
     def create_model(self, train_x, train_y, likelihood):
-        return self.model(train_x, train_y, likelihood)
+        return self.model(train_x, train_y, likelihood, _hilbert(train_x.shape[:-2], 12))
 
     def create_test_data(self):
         return torch.randn(50, 1)
@@ -138,7 +126,7 @@ class TestExactModel(_ModelCase, unittest.TestCase):
 
 
 class TestExactModelReducedRankNormal(_ModelCase, unittest.TestCase):
-    model = _ExactReducedRank
+    model = ReducedRankGP
 
 
 class TestExactModelFixedNoise(_ModelCase, unittest.TestCase):
@@ -158,8 +146,7 @@ class _Variational(gpytorch.models.ApproximateGP):
         )
         super().__init__(strategy)
         self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch_shape)
-        base = ScaleKernel(RBFKernel(batch_shape=batch_shape), batch_shape=batch_shape)
-        self.covar_module = HilbertKernel(base, Domain(**_DOMAIN), 30)
+        self.covar_module = _hilbert(batch_shape, 30)
 
     def forward(self, x):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import copy
 
-import gpytorch
 import pytest
 import torch
 from gpytorch import settings
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import AdditiveKernel, ConstantKernel, LinearKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from models import GP, wavy_data
 
 from gpytorch_tkrr import DenseFallbackWarning, Domain, DomainError, HilbertKernel, InputError, OutOfDomainWarning
 from gpytorch_tkrr.hilbert.prediction import HilbertPredictionStrategy, WeightPosterior
 
 pytestmark = pytest.mark.filterwarnings("ignore:The input matches the stored training data")
-
-
-class GP(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood, kernel):
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ConstantMean(batch_shape=kernel.batch_shape)
-        self.covar_module = kernel
-
-    def forward(self, x):
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 def make_kernel(batch=()):
@@ -36,8 +25,7 @@ def make_kernel(batch=()):
 
 
 def make_model(num=30, kernel=None, likelihood=None, batch=(), dims=2):
-    x = torch.rand(*batch, num, dims, dtype=torch.float64)
-    y = torch.sin(5 * x).sum(-1) + 0.3 * torch.randn(*batch, num, dtype=torch.float64)
+    x, y = wavy_data(num, dims, batch)
     likelihood = GaussianLikelihood(batch_shape=torch.Size(batch)) if likelihood is None else likelihood
     model = GP(x, y, likelihood, make_kernel(batch) if kernel is None else kernel).double()
     model.mean_module.initialize(constant=0.2)

@@ -6,7 +6,7 @@ import gpytorch
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from models import gaussian, rbf
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.cp.weights import squared_norm
@@ -14,18 +14,6 @@ from gpytorch_tkrr.errors import InputError
 from gpytorch_tkrr.inference import als
 
 PENALTIES = [tkrr.FrobeniusPenalty(), tkrr.ColumnPenalty(), tkrr.FactorPenalty()]
-
-
-def rbf(lengthscale=0.4, outputscale=1.0, ard=None):
-    kernel = ScaleKernel(RBFKernel(ard_num_dims=ard)).double()
-    kernel.base_kernel.lengthscale, kernel.outputscale = lengthscale, outputscale
-    return kernel
-
-
-def gaussian(noise=0.01):
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    likelihood.noise = noise
-    return likelihood
 
 
 def make_data(num_rows=200, num_dims=3, noise=0.1):
@@ -238,6 +226,7 @@ def test_callback_sees_the_model_after_every_update():
 
 
 def test_progress_bar(monkeypatch, capsys):
+    pytest.importorskip("tqdm")
     x, y = make_data(50)
     tkrr.fit_als(make_model(x, y), max_sweeps=1, progress=True)
     assert "objective" in capsys.readouterr().err

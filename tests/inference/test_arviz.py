@@ -14,13 +14,14 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from gpytorch.priors import LogNormalPrior
+from models import GP
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.inference.arviz import by_chain, gathered, observation
 
 az = pytest.importorskip("arviz")
 pyro = pytest.importorskip("pyro")
-from pyro.infer import MCMC, NUTS  # noqa: E402
+from nuts import run_nuts
 
 GROUPS = {"posterior", "sample_stats", "log_likelihood", "posterior_predictive", "observed_data", "constant_data"}
 
@@ -55,34 +56,18 @@ def gibbs(data):
         return tkrr.fit_gibbs(model, num_draws=30, num_warmup=10, num_chains=2, seed=0)
 
 
-class Process(gpytorch.models.ExactGP):
-    def __init__(self, x, y):
-        super().__init__(x, y, GaussianLikelihood(noise_prior=LogNormalPrior(-3.0, 1.0)).double())
-        self.mean_module = gpytorch.means.ConstantMean().double()
-        base = ScaleKernel(RBFKernel(ard_num_dims=2, lengthscale_prior=LogNormalPrior(-0.7, 0.5))).double()
-        self.covar_module = tkrr.HilbertKernel(base, tkrr.Domain(0.5, 1.5), 8)
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-def nuts(model, *args):
-    pyro.set_rng_seed(0)
-    mcmc = MCMC(NUTS(model, max_tree_depth=4), num_samples=20, warmup_steps=15, disable_progbar=True)
-    mcmc.run(*args)
-    return mcmc
-
-
 @pytest.fixture(scope="module")
 def process(data):
     """A Gaussian process and a run over its hyperparameters."""
-    gp = Process(*data)
+    base = ScaleKernel(RBFKernel(ard_num_dims=2, lengthscale_prior=LogNormalPrior(-0.7, 0.5))).double()
+    likelihood = GaussianLikelihood(noise_prior=LogNormalPrior(-3.0, 1.0))
+    gp = GP(*data, likelihood, tkrr.HilbertKernel(base, tkrr.Domain(0.5, 1.5), 8)).double()
 
     def model(x, y):
         sampled = tkrr.pyro.sample_priors(gp)
         pyro.sample("y", sampled.likelihood(sampled(x)), obs=y)
 
-    return gp, nuts(model, *data)
+    return gp, run_nuts(model, *data, warmup_steps=15, max_tree_depth=4)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +81,7 @@ def weight_space(data):
         with pyro.plate("rows", len(x)):
             return pyro.sample("y", pyro.distributions.Normal(f, noise.sqrt()), obs=y)
 
-    return nuts(model, *data)
+    return run_nuts(model, *data, warmup_steps=15, max_tree_depth=4)
 
 
 @pytest.fixture(scope="module", params=["gibbs", "process", "weight_space"])

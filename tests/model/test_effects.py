@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import gpytorch
-import matplotlib
 import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
@@ -21,8 +20,6 @@ from gpytorch_tkrr import (
     sobol_indices,
 )
 from gpytorch_tkrr.features.basis import ConcatenatedBasis, ConstantBasis, MonomialBasis, SineBasis
-
-matplotlib.use("Agg")
 
 
 def _model(dtype: torch.dtype = torch.float64) -> TKRR:
@@ -124,6 +121,7 @@ def test_uniform_moments_are_integrals():
 
 
 def test_table_and_pictures():
+    pytest.importorskip("matplotlib").use("Agg")
     from matplotlib import pyplot
 
     model = _model(torch.float32)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gpytorch
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from models import gaussian, rbf
 
 import gpytorch_tkrr as tkrr
 
@@ -10,11 +10,7 @@ import gpytorch_tkrr as tkrr
 def make_model(num_dims=2, rank=3, noise=0.05, num_rows=120):
     x = torch.rand(num_rows, num_dims, dtype=torch.float64)
     y = 4 + 3 * torch.sin(5 * x).prod(-1) + noise**0.5 * torch.randn(num_rows, dtype=torch.float64)
-    kernel = ScaleKernel(RBFKernel()).double()
-    kernel.base_kernel.lengthscale, kernel.outputscale = 0.4, 5.0
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    likelihood.noise = noise
-    return tkrr.TKRR(x, y, likelihood, kernel=kernel, rank=rank, num_basis=8), x, y
+    return tkrr.TKRR(x, y, gaussian(noise), kernel=rbf(0.4, 5.0), rank=rank, num_basis=8), x, y
 
 
 def dense_covariance(model, x, x_test):

@@ -9,6 +9,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from models import GP, gaussian, rbf
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.model import laplace
@@ -20,12 +21,8 @@ def make_data(num_rows=150, num_dims=2, dtype=torch.float64):
 
 
 def make_model(x=None, y=None, *, dtype=torch.float64, **kwargs):
-    if "kernel" not in kwargs:
-        kwargs["kernel"] = ScaleKernel(RBFKernel(ard_num_dims=2)).to(dtype)
-        kwargs["kernel"].base_kernel.lengthscale, kwargs["kernel"].outputscale = 0.4, 4.0
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().to(dtype)
-    likelihood.noise = 0.01
-    return tkrr.TKRR(x, y, likelihood, **{"rank": 4, "num_basis": 12, **kwargs})
+    kwargs.setdefault("kernel", rbf(0.4, 4.0, ard=2, dtype=dtype))
+    return tkrr.TKRR(x, y, gaussian(0.01, dtype), **{"rank": 4, "num_basis": 12, **kwargs})
 
 
 def fitted(dtype=torch.float64, **kwargs):
@@ -238,18 +235,9 @@ def test_unsuitable_lengthscales_do_not_pass_silently():
 
 
 def test_hyperparameters_may_come_from_an_exact_gp():
-    class ExactGP(gpytorch.models.ExactGP):
-        def __init__(self, x, y, likelihood):
-            super().__init__(x, y, likelihood)
-            self.mean_module = gpytorch.means.ConstantMean()
-            self.covar_module = ScaleKernel(RBFKernel(ard_num_dims=2))
-
-        def forward(self, x):
-            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
     x, y = make_data(100)
     likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    exact = ExactGP(x, y, likelihood).double()
+    exact = GP(x, y, likelihood, ScaleKernel(RBFKernel(ard_num_dims=2))).double()
     exact.covar_module.base_kernel.lengthscale, likelihood.noise = 0.5, 0.02
     exact.mean_module.constant.data.fill_(float(y.mean()))
     model = tkrr.TKRR(x, y, likelihood, kernel=exact.covar_module, rank=12, num_basis=12)
