@@ -37,6 +37,18 @@ class Prediction:
     :param parameters: Parameters of the observation model, each `(S, ...)`.
     :param x: Inputs `(..., n, D)`.
     :param rows: What is known of each row, tensors with as many elements as there are rows.
+
+    Example:
+        >>> import torch, gpytorch, gpytorch_tkrr as tkrr
+        >>> x = torch.rand(100, 2)
+        >>> y = torch.sin(6 * x[:, 0]) * x[:, 1]
+        >>> model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(), rank=3, num_basis=8)
+        >>> result = tkrr.fit_als(model, seed=0)
+        >>> prediction = model.predict(x)
+        >>> isinstance(prediction, tkrr.Prediction), bool((prediction.quantile(0.05) < prediction.mean).all())
+        (True, True)
+        >>> torch.allclose(prediction.cdf(prediction.quantile(0.9)), torch.tensor(0.9))
+        True
     """
 
     def __init__(
@@ -55,17 +67,12 @@ class Prediction:
     @property
     def mean(self) -> Tensor:
         """Mean of y, `(..., n)`; for two classes the probability of class 1."""
-        return self._join([self._observation.mean(f, self._parameters, rows).mean(0) for f, rows in self._pieces()])
+        return self._join([self._moments(f, rows)[0] for f, rows in self._pieces()])
 
     @property
     def variance(self) -> Tensor:
         """Variance of y, `(..., n)`: the mean of the variances plus the variance of the means."""
-        parts = []
-        for f, rows in self._pieces():
-            means = self._observation.mean(f, self._parameters, rows)
-            within = self._observation.variance(f, self._parameters, rows)
-            parts.append(within.mean(0) + means.var(0, unbiased=False))
-        return self._join(parts)
+        return self._join([self._moments(f, rows)[1] for f, rows in self._pieces()])
 
     @property
     def stddev(self) -> Tensor:
@@ -167,15 +174,21 @@ class Prediction:
     def _joined(self, parts: list[Tensor], shape: tuple[int, ...] | torch.Size) -> Tensor:
         return torch.cat(parts, -1).reshape(shape).to(self._dtype)
 
+    def _moments(self, f: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the mixture, `(n,)` each."""
+        means = self._observation.mean(f, self._parameters, rows)  # (S, n)
+        within = self._observation.variance(f, self._parameters, rows)
+        mean = means.mean(0)
+        return mean, within.mean(0) + (means - mean).square().mean(0)
+
     def _quantiles(self, q: Tensor, f: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """Quantiles `(k, n)` for probabilities `(k, 1)`."""
 
         def excess(y: Tensor) -> Tensor:
             return self._observation.cdf(y.unsqueeze(-2), f, self._parameters, rows).mean(-2) - q
 
-        means = self._observation.mean(f, self._parameters, rows)
-        variance = self._observation.variance(f, self._parameters, rows).mean(0) + means.var(0, unbiased=False)
-        middle, width = means.mean(0), variance.sqrt()
+        middle, variance = self._moments(f, rows)
+        width = variance.sqrt()
         width = torch.where(torch.isfinite(width) & (width > 0), width, 1 + middle.abs())
         lower, upper = ((middle + sign * 4 * width).expand(len(q), -1) for sign in (-1, 1))
         while (low := excess(lower) >= 0).any():
