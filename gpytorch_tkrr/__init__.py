@@ -44,6 +44,7 @@ from .inference.gibbs import GibbsResult, fit_gibbs
 from .inference.one_vs_rest import OneVsRest
 from .model.anova import CenteredLinearKernel, anova_kernel
 from .model.effects import EmpiricalMeasure, MainEffects, SobolIndices, UniformMeasure, main_effects, sobol_indices
+from .model.prediction import Prediction
 from .model.tkrr import TKRR
 from .model.warp import InputWarp
 
@@ -86,6 +87,7 @@ __all__ = [
     "OutOfDomainWarning",
     "ParquetSource",
     "Penalty",
+    "Prediction",
     "ProcessError",
     "ReducedRankNormal",
     "SeparableKernelWarning",

@@ -35,6 +35,7 @@ from .hilbert.kernel import HilbertKernel
 from .hilbert.prediction import split_covariance
 from .hilbert.sampled import random_twin, reject_failed_steps
 from .inference.arviz import inference_data, regression_to_arviz
+from .model.likelihoods.base import observe
 
 try:
     import pyro
@@ -220,17 +221,19 @@ def _collapsed_to_arviz(gp: ExactGP, samples: dict[str, Tensor], stats: dict[str
     shape = next(iter(samples.values())).shape[:2]
     flat = {site: values.flatten(0, 1) for site, values in samples.items()}
     generator = torch.Generator().manual_seed(seed)
-    functions, noise = [], []
+    functions, noise, observation = [], [], observe(gp.likelihood)
     for index in torch.arange(shape.numel()).split(DRAWS_AT_ONCE):
         twin = copy.deepcopy(gp)
         twin.pyro_load_from_samples({site: values[index] for site, values in flat.items()})
         functions.append(draw_posterior_functions(twin.eval(), 1, generator=generator))
-        noise.append(twin.likelihood.noise.double().reshape(-1).expand(len(index)))
+        variance = twin.likelihood.noise.double()  # (S, 1) where it is drawn, (N,) where it is known for each row
+        noise.append(variance.reshape(-1, variance.shape[-1]).mean(-1).expand(len(index)))
     values = {_parameter_name(site): draws.reshape(*shape, -1).squeeze(-1) for site, draws in samples.items()}
     return regression_to_arviz(
         lambda x: torch.cat([f(x).squeeze(0) for f in functions]).double().unflatten(0, shape),
-        gp.likelihood,
-        torch.cat(noise).unflatten(0, shape),
+        observation,
+        {"noise": torch.cat(noise).unflatten(0, shape)},
+        observation.rows(len(gp.train_targets), True),
         values,
         gp.train_inputs[0],
         gp.train_targets,

@@ -10,11 +10,13 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models.gpytorch import GPyTorchModel
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
+
+from ..model.likelihoods.base import observe
 
 #: At most so many rows.
 NUM_ROWS = 500
@@ -39,8 +41,7 @@ def fit_pilot(
     if num_rows > NUM_ROWS:
         rows = torch.linspace(0, num_rows - 1, NUM_ROWS, device=x.device).round().long()
         x, y = x[..., rows, :], y[..., rows]
-        if isinstance(likelihood, FixedNoiseGaussianLikelihood):
-            likelihood = FixedNoiseGaussianLikelihood(likelihood.noise[..., rows])
+        likelihood = observe(likelihood).of_rows(rows)
     pilot = _Pilot(x, y, mean, kernel, likelihood)
     try:
         fit_gpytorch_mll(ExactMarginalLogLikelihood(likelihood, pilot), optimizer_kwargs={"options": options})

@@ -39,7 +39,6 @@ from ..inference.als import fit_als
 from ..inference.few_rows import SparseComponents
 from ..inference.gibbs import MAX_NUM_BASIS, TAIL, fit_gibbs
 from ..model.draws import DrawsPosterior
-from ..model.posterior import Posterior
 from ..model.tkrr import TKRR, choose_box
 from .box import input_range, join_range
 from .dispatch import register_custom_fit
@@ -349,7 +348,7 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
                 "The model has not been fitted. Call fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, "
                 "model)) first."
             )
-        mean, root = _mean_and_root(model.posterior, model.warped(x))
+        mean, root = model.posterior.mean_and_root(model.warped(x))
         return model.mean_module(x).double() + mean, root
 
     def draw_weights(self, i: int, sample_shape: torch.Size) -> Tensor:
@@ -361,17 +360,12 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         :param sample_shape: How many.
         :return: `(*sample_shape, *batch, S)`, float64.
         """
-        posterior, update = self.model(i).posterior, self._updates[i]
-        if update is None and isinstance(posterior, DrawsPosterior):
-            num_draws = posterior.num_draws
-            chosen = torch.randint(num_draws, sample_shape, device=posterior.noise.device)
-            return (num_draws - 1) ** 0.5 * torch.nn.functional.one_hot(chosen, num_draws).double()
-        x = self.transform_inputs(self.train_inputs[0][..., :1, :])
-        _, root = self.mean_and_root(i, x)
-        size = root.shape[-1] if update is None else update.root.shape[-1]
-        batch_shape = torch.Size() if update is None else update.mean.shape[:-1]
-        noise = torch.randn(*sample_shape, *batch_shape, size, dtype=torch.float64, device=root.device)
-        return noise if update is None else update.mean + (update.root @ noise.unsqueeze(-1)).squeeze(-1)
+        update = self._updates[i]
+        if update is None:
+            return self.model(i).posterior.draw_weights(sample_shape)
+        shape = torch.Size([*sample_shape, *update.mean.shape[:-1], update.root.shape[-1]])
+        noise = torch.randn(shape, dtype=torch.float64, device=update.root.device)
+        return update.mean + (update.root @ noise.unsqueeze(-1)).squeeze(-1)
 
     # Further observations
 
@@ -508,20 +502,13 @@ def _sample_side_by_side(
         draws.append(chains.factors())
     factors = [torch.cat(each) for each in zip(*draws, strict=True)]  # (S, R, M_d)
     numbers = torch.arange(num_chains, device=targets.device).repeat(len(draws))
-    model.set_posterior(DrawsPosterior(factors, noise.mean().expand(len(numbers)).clone(), {}, numbers, {}))
+    bases = [mode.basis for mode in separable.modes]
+    parameters = {"noise": noise.mean().expand(len(numbers)).clone()}
+    model.set_posterior(DrawsPosterior(bases, factors, parameters, {}, numbers, {}))
 
 
 def _scale(y: Tensor) -> float:
     return float(y.std(unbiased=False)) or 1.0
-
-
-def _mean_and_root(posterior: Posterior, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and covariance root, the draws evaluated once."""
-    if not isinstance(posterior, DrawsPosterior):
-        return posterior.mean(x), posterior.root(x)
-    draws = posterior.draws(x).movedim(0, -1)  # (..., n, S)
-    mean = draws.mean(-1)
-    return mean, (draws - mean.unsqueeze(-1)) / max(posterior.num_draws - 1, 1) ** 0.5
 
 
 register_custom_fit(TKRRModel)

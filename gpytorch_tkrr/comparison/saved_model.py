@@ -101,6 +101,7 @@ class SavedModel:
         columns = Columns(**content["columns"])
         return cls(content["method"], contender, columns, content["target"], content["classes"])
 
+    @torch.no_grad()
     def predict(self, frame: pd.DataFrame, *, drop_missing: bool = False) -> pd.DataFrame:
         """
         Predictions for the rows of a table, in their order: `mean`, `sd`, `lower` and `upper` (95 %) of new
@@ -113,14 +114,14 @@ class SavedModel:
             require_complete(frame, self.columns.inputs, drop_missing=False)
         complete = complete_rows(frame, self.columns.inputs)
         x = torch.as_tensor(self.columns.matrix(frame[complete]), dtype=torch.float64)
-        answer = self.contender.predict(x)
         values: dict[str, Any]
-        if isinstance(answer, torch.Tensor):
-            probability = answer.numpy()
+        if self.classes is not None:
+            probability = np.asarray(self.contender.predict(x))
             values = {"probability": probability, "class": np.array(self.classes)[(probability >= 0.5).astype(int)]}
         else:
-            mean, sd = (part.numpy() for part in answer)
-            values = {"mean": mean, "sd": sd, "lower": mean - 1.96 * sd, "upper": mean + 1.96 * sd}
+            prediction = self.contender.model.predict(x)
+            lower, upper = prediction.quantile(torch.tensor([0.025, 0.975])).numpy()
+            values = {"mean": prediction.mean.numpy(), "sd": prediction.stddev.numpy(), "lower": lower, "upper": upper}
         return pd.DataFrame(values, index=frame.index[complete]).reindex(frame.index)
 
 

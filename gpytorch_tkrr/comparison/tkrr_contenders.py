@@ -12,7 +12,7 @@ from torch import Tensor
 from ..inference.als import fit_als
 from ..inference.gibbs import fit_gibbs
 from ..model.tkrr import TKRR
-from .contender import BATCH, Contender, Prediction, register_contender
+from .contender import Contender, Prediction, register_contender
 
 
 @register_contender("tkrr-als")
@@ -48,10 +48,10 @@ class ALSContender(Contender):
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Prediction:
-        parts = [self.model.likelihood(self.model(rows)) for rows in x.split(BATCH)]
-        mean = torch.cat([part.mean for part in parts])
-        sd = torch.cat([part.variance for part in parts]).sqrt()
-        return torch.special.ndtr(mean / sd) if self.task == "classification" else (mean, sd)
+        prediction = self.model.predict(x)
+        if self.task == "classification":
+            return 1 - prediction.cdf(torch.zeros_like(x[:, 0]))
+        return prediction.mean, prediction.stddev
 
     @property
     def num_parameters(self) -> int:
@@ -80,5 +80,5 @@ class GibbsContender(ALSContender):
     @torch.no_grad()
     def predict(self, x: Tensor) -> Prediction:
         if self.task == "classification":
-            return torch.cat([self.model.class_probabilities(rows) for rows in x.split(BATCH)])
+            return self.model.class_probabilities(x)
         return super().predict(x)

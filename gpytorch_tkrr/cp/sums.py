@@ -14,13 +14,13 @@ the other columns to the nodes of cells (see :mod:`.cells`). Arrays are rank-maj
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..data.source import Batch, TrainingData
+from ..data.source import Batch, RowFunction, TrainingData, Working, residuals
 from ..features.basis import Basis
 from .cells import Cells, DistinctValues, RowGroups, multiply_pairs
 from .moments import MomentTable
@@ -34,9 +34,6 @@ MAX_CELL_RANK = 12
 
 #: Bytes for each row of a column that is divided into cells.
 CELL_BYTES = 20
-
-
-Residual = Callable[[Tensor, Tensor, int], Tensor]
 
 
 @dataclass
@@ -182,9 +179,10 @@ class _Rows:
             return groups.interpolate(factor @ self.tables[d].features(groups.nodes))
         return self.tables[d].project(factor, x, rows=chunk_rows(self.tables[d].num_functions + factor.shape[0]))
 
-    def add_to(self, sums: FactorSums, d: int, p: Tensor, t: Tensor) -> None:
-        """Add this batch to the sums of a mode."""
-        groups, weight = self.groups(d, p.shape[0]), self.batch.weight
+    def add_to(self, sums: FactorSums, d: int, p: Tensor, t: Tensor, weight: Tensor | None = None) -> None:
+        """Add this batch to the sums of a mode, with weights beside its own."""
+        groups, own = self.groups(d, p.shape[0]), self.batch.weight
+        weight = own if weight is None else weight if own is None else own * weight
         if groups is None:
             add_direct(sums, self.batch.x[:, d], p, t, weight)
         else:
@@ -306,9 +304,7 @@ class Design:
             self._marginals = [(sums.gram()[0, :, 0] / sums.square, sums.rhs[0] / sums.square) for sums in totals]
         return self._marginals
 
-    def sums(
-        self, d: int, factors: Sequence[Tensor], scale: Tensor, residual: Residual = lambda y, f, first_row: y - f
-    ) -> FactorSums:
+    def sums(self, d: int, factors: Sequence[Tensor], scale: Tensor, working: Working = residuals) -> FactorSums:
         r"""
         The sums of one factor, with the residual :math:`t = y - f` of the current model as target.
 
@@ -316,8 +312,7 @@ class Design:
         :param factors: Raw factors :math:`a_k`, D tensors `(R, M_k)`. Since the last call only the factor that call was
             for may have changed, else call :meth:`reset` first.
         :param scale: Scales of the components `(R,)`: :math:`f(x) = \sum_r s_r \prod_k \phi_k(x_k)^\top a_{kr}`.
-        :param residual: t from y and f of a batch `(n,)` and the number of its first row among the rows of all
-            processes.
+        :param working: t and row weights of a batch, where they are not the residuals and those of the data.
         """
         rank = factors[0].shape[0]
         first_row = self.batches.first_row
@@ -332,9 +327,29 @@ class Design:
                 p, values = rows.move(d, factors, scale)
             else:
                 p, values = rows.products(d, factors, scale)
-            rows.add_to(total, d, p, residual(rows.batch.y, values, first_row))
+            rows.add_to(total, d, p, *working(rows.batch, values, first_row))
             first_row += rows.batch.num_rows
         return total.unpack(self.batches.processes.sum(total.pack()))
+
+    def sum_rows(self, factors: Sequence[Tensor], scale: Tensor, function: RowFunction, size: int) -> Tensor:
+        """
+        The sum of a function of all rows, over all processes.
+
+        :param factors: As for :meth:`sums`.
+        :param scale: As for :meth:`sums`.
+        :param function: Its sum over the rows of a batch, `(size,)`.
+        :param size: How many values it has.
+        :return: `(size,)`, float64.
+        """
+        first_row = self.batches.first_row
+        total = torch.zeros(size, dtype=torch.float64, device=scale.device)
+        for rows in self._rows():
+            # Kept products stand at some mode; from there f costs one projection.
+            evaluate = rows.products if rows.bonds is None else rows.move
+            _, values = evaluate(0 if rows.bonds is None else rows.position, factors, scale)
+            total += function(rows.batch, values, first_row)
+            first_row += rows.batch.num_rows
+        return self.batches.processes.sum(total)
 
     def _rows(self) -> Iterator[_Rows]:
         """All batches, kept ones or read anew; a first pass that fits into memory keeps them."""

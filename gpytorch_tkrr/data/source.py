@@ -45,6 +45,25 @@ class Batch:
         return self.x.shape[0]
 
 
+#: A function of a batch, of the model's values f at its rows `(n,)`, and of the number of its first row among the rows
+#: of all processes.
+RowFunction = Callable[[Batch, Tensor, int], Tensor]
+
+#: As such a function: targets minus f `(n,)`, and row weights `(n,)`, beside those of the batch, or None for ones.
+Working = Callable[[Batch, Tensor, int], tuple[Tensor, Tensor | None]]
+
+
+def residuals(batch: Batch, f: Tensor, first_row: int) -> tuple[Tensor, None]:
+    """
+    The working targets of least squares: the targets themselves.
+
+    :param batch: The rows.
+    :param f: The model's values `(n,)`.
+    :param first_row: Not used.
+    """
+    return batch.y - f, None
+
+
 Source = Iterable[Sequence[Any]]
 
 

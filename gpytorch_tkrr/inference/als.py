@@ -184,11 +184,7 @@ def _start_scales(model: TKRR, variance: float) -> None:
                 f"The variance of the targets, {variance:.2g}, is too large for hyperparameters of dtype "
                 f"{parameter.dtype}. Scale the targets down, or make kernel and likelihood float64 by .double()."
             )
-    noise = getattr(getattr(model.likelihood, "noise_covar", None), "raw_noise", None)
-    if noise is not None and noise.requires_grad and not 1e-4 <= float(model.noise()) / variance <= 10.0:
-        constraint = model.likelihood.noise_covar.raw_noise_constraint
-        low, high = float(constraint.lower_bound.min()), float(constraint.upper_bound.max())
-        model.likelihood.initialize(noise=min(max(0.1 * variance, 1.01 * low), 0.99 * high))
+    model.observation.start_noise(variance)
     separable = model.separate()
     scale = separable.scales[0] if separable.scales else None
     total = float(separable.outputscale())
@@ -197,12 +193,12 @@ def _start_scales(model: TKRR, variance: float) -> None:
 
 
 def _at_noise_bound(model: TKRR) -> str:
-    constraint = getattr(getattr(model.likelihood, "noise_covar", None), "raw_noise_constraint", None)
-    if constraint is None or float(model.noise()) > 1.01 * float(constraint.lower_bound.min()):
+    bound = model.observation.noise_bound()
+    if bound is None or float(model.noise()) > 1.01 * bound:
         return ""
     return (
-        f" The noise variance is at its lower bound {float(constraint.lower_bound.min()):g}: scale the targets up, or "
-        "lower the bound (noise_constraint of the likelihood)."
+        f" The noise variance is at its lower bound {bound:g}: scale the targets up, or lower the bound "
+        "(noise_constraint of the likelihood)."
     )
 
 
@@ -463,11 +459,11 @@ class _Fit:
         scale = self.training.scale
         weights = self.weights.clone()
         weights.log_scales += math.log(scale) / self.num_dims
-        noise = self.model.noise() if self.model.has_noise or square is None else None
-        if noise is None:
-            assert square is not None
+        noise = self.model.noise()
+        if self.model.observation.noise() is None and square is not None:  # that of the residuals
             noise = torch.as_tensor(square * scale**2 / self.training.summary.num_rows).to(weights.log_scales)
-        posterior = LaplacePosterior(weights, self.variances, noise.detach().double(), blocks)
+        bases = [mode.basis for mode in self.separable.modes]
+        posterior = LaplacePosterior(bases, weights, self.variances, noise.detach().double(), blocks)
         self.model.set_posterior(posterior, self.penalty)
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpytorch.likelihoods import BernoulliLikelihood, Likelihood
 from torch import Tensor
-from torch.distributions import Bernoulli, Distribution, Normal
 
 from ..errors import InputError
 from ..model.draws import DrawsPosterior
+from ..model.likelihoods.base import Observation, Parameters, Rows
+from ..model.tkrr import TKRR
 
 #: Function values that are kept in the posterior group, at rows spread evenly over the data.
 NUM_WATCHED = 50
@@ -27,23 +27,28 @@ NUM_WATCHED = 50
 CHUNK = 1 << 20
 
 
-def draws_to_arviz(model: Any, data: Any = None, *, seed: int | None = None) -> Any:
+def draws_to_arviz(model: TKRR, data: Any = None, *, seed: int | None = None, **rows: Tensor | float) -> Any:
     """
     The draws that a CP-weight model holds; what :meth:`gpytorch_tkrr.GibbsResult.to_arviz` returns.
 
     :param model: A :class:`~gpytorch_tkrr.TKRR` model after :func:`~gpytorch_tkrr.fit_gibbs`.
     :param data: Rows `(x, y)` to report on; by default the training data.
     :param seed: Seed of the replicated targets.
+    :param rows: See :meth:`TKRR.predict`.
     """
-    if data is None and model.train_inputs is None:
-        raise InputError("The model holds no training data. Pass the rows to report on: to_arviz(data=(x, y)).")
-    x, y = (model.train_inputs[0], model.train_targets) if data is None else data
-    posterior: DrawsPosterior = model.posterior
-    named = gathered({"noise": posterior.noise, **posterior.hyperparameters})
+    if data is None:
+        if model.train_inputs is None:
+            raise InputError("The model holds no training data. Pass the rows to report on: to_arviz(data=(x, y)).")
+        data = model.train_inputs[0], model.train_targets
+    x, y = data
+    posterior = model.posterior
+    assert isinstance(posterior, DrawsPosterior)
+    named = gathered({**posterior.parameters, **posterior.hyperparameters})
     return regression_to_arviz(
         lambda x: by_chain(model.draws(x.double()), posterior.chains),
-        model.likelihood,
-        by_chain(posterior.noise, posterior.chains),
+        model.observation,
+        {name: by_chain(values, posterior.chains) for name, values in posterior.parameters.items()},
+        model.observed_rows(x, **rows),
         {name: by_chain(values, posterior.chains) for name, values in named.items() if values.std() > 0},
         x,
         y,
@@ -54,9 +59,10 @@ def draws_to_arviz(model: Any, data: Any = None, *, seed: int | None = None) -> 
 @torch.no_grad()
 def regression_to_arviz(
     draw: Callable[[Tensor], Tensor],
-    likelihood: Likelihood,
-    noise: Tensor,
-    parameters: Mapping[str, Tensor],
+    observation: Observation,
+    parameters: Parameters,
+    rows: Rows,
+    reported: Mapping[str, Tensor],
     x: Tensor,
     y: Tensor,
     *,
@@ -67,27 +73,29 @@ def regression_to_arviz(
     A model of independent observations given f, which is known by draws of whole functions.
 
     :param draw: Values `(chains, draws, n)`, float64, of the drawn functions at inputs `(n, D)`.
-    :param likelihood: The likelihood.
-    :param noise: Its noise variance in each draw, `(chains, draws)`; not used by a BernoulliLikelihood.
-    :param parameters: Hyperparameters `(chains, draws, ...)` by name.
+    :param observation: The distribution of y given f.
+    :param parameters: Its parameters in each draw, `(chains, draws, ...)` by name.
+    :param rows: What it knows of each row, `(N,)` by name.
+    :param reported: What the posterior group holds beside f, `(chains, draws, ...)` by name.
     :param x: Inputs `(N, D)`.
     :param y: Targets `(N,)`.
     :param sample_stats: What the sampler says of each draw, `(chains, draws)`, beside the deviance.
     :param seed: Seed of the replicated targets.
     """
     x = x.unsqueeze(-1) if x.dim() == 1 else x
-    y = (y > 0).double() if isinstance(likelihood, BernoulliLikelihood) else y.double()
+    y = observation.decode(observation.encode(y))
     generator = torch.Generator(y.device)
     generator.manual_seed(int(torch.randint(2**31, ())) if seed is None else seed)
     log_densities, replicates = [], []
-    for rows in torch.arange(len(y), device=y.device).split(max(CHUNK // noise.numel(), 1)):
-        conditional = observation(likelihood, draw(x[rows]), noise)
-        log_densities.append(conditional.log_prob(y[rows]))
-        replicates.append(_sample(conditional, generator))
-    log_likelihood = torch.cat(log_densities, -1)  # (chains, draws, N)
     watched = torch.linspace(0, len(y) - 1, min(NUM_WATCHED, len(y)), device=y.device).long()
+    f_watched = draw(x[watched])
+    for index in torch.arange(len(y), device=y.device).split(max(CHUNK // f_watched[..., 0].numel(), 1)):
+        f, own = draw(x[index]), {name: values[index] for name, values in rows.items()}
+        log_densities.append(observation.log_density(y[index], f, parameters, own))
+        replicates.append(observation.sample(f, parameters, own, generator))
+    log_likelihood = torch.cat(log_densities, -1)  # (chains, draws, N)
     groups = {
-        "posterior": {**parameters, "f": draw(x[watched])},
+        "posterior": {**reported, "f": f_watched},
         "sample_stats": {**(sample_stats or {}), "deviance": -2 * log_likelihood.sum(-1)},
         "log_likelihood": {"y": log_likelihood},
         "posterior_predictive": {"y": torch.cat(replicates, -1)},
@@ -125,26 +133,6 @@ def inference_data(
 
 def _as_array(value: Any) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-
-
-def observation(likelihood: Likelihood, f: Tensor, noise: Tensor) -> Distribution:
-    """
-    The distribution of an observation given the function, for draws that have a noise variance each.
-
-    :param likelihood: The likelihood.
-    :param f: `(chains, draws, n)`.
-    :param noise: `(chains, draws)`.
-    """
-    if isinstance(likelihood, BernoulliLikelihood):  # Phi(f), by its logit: exact in the tails
-        return Bernoulli(logits=torch.special.log_ndtr(f) - torch.special.log_ndtr(-f))
-    return Normal(f, noise.sqrt().unsqueeze(-1))
-
-
-def _sample(conditional: Distribution, generator: torch.Generator) -> Tensor:
-    """A sample from a generator of its own; torch's distributions have no such argument."""
-    if isinstance(conditional, Normal):
-        return torch.normal(conditional.mean, conditional.stddev, generator=generator)
-    return torch.bernoulli(conditional.mean, generator=generator)
 
 
 def by_chain(values: Tensor, chains: Tensor) -> Tensor:

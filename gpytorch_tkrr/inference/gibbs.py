@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.special
 import torch
-from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
@@ -25,12 +23,12 @@ from ..errors import ConstraintWarning, ConvergenceWarning, InputError
 from ..features.separable import num_basis_needed
 from ..model.draws import DrawsPosterior
 from ..model.laplace import LaplacePosterior
-from ..model.probit import as_signs
+from ..model.likelihoods.base import Parameters
 from .als import near_constant
 from .arviz import draws_to_arviz
 from .diagnostics import effective_sample_size, split_rhat
 from .hyperparameters import Hyperparameters
-from .sampler import GibbsSampler, GibbsState, NoiseModel
+from .sampler import GibbsSampler, GibbsState
 
 if TYPE_CHECKING:
     from ..model.tkrr import TKRR
@@ -45,12 +43,8 @@ TAIL, MIN_NUM_BASIS, MAX_NUM_BASIS = 1e-3, 4, 32
 #: Components whose squared values, summed over all rows, stay below so many noise variances are dropped during warm-up.
 DEAD = 0.01
 
-#: The lower bound of the noise that GPyTorch sets where the user sets none. It is worth a warning if it is more than
-#: this fraction of the variance of the targets and most draws lie this close to it.
-DEFAULT_BOUND, LARGE_FRACTION, NEAR = 1e-4, 1e-3, 1.05
-
 #: What a checkpoint holds of a chain that is being run, beside its state and its random numbers.
-RUN_STATE = ("sweep", "peak", "factors", "noise", "hyperparameters", "energies")
+RUN_STATE = ("sweep", "peak", "factors", "parameters", "hyperparameters", "energies")
 
 #: Training rows whose function values are watched for convergence.
 NUM_WATCHED = 50
@@ -89,7 +83,7 @@ class GibbsResult:
     def summary(self) -> str:
         """A table: mean, standard deviation, 95 % interval, R-hat and effective sample size of each quantity."""
         rows: list[tuple[str, ...]] = [("", "mean", "sd", "2.5 %", "97.5 %", "R-hat", "ESS")]
-        for name, values in {"noise": self.posterior.noise, **self.posterior.hyperparameters}.items():
+        for name, values in {**self.posterior.parameters, **self.posterior.hyperparameters}.items():
             if name not in self.rhat:
                 continue
             low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=values.dtype, device=values.device))
@@ -106,25 +100,20 @@ class GibbsResult:
         ]
         return "\n".join([*lines, f"effective rank {self.effective_rank:.1f}", self.message])
 
-    def log_predictive_density(self, x: Tensor, y: Tensor) -> Tensor:
+    @torch.no_grad()
+    def log_predictive_density(self, x: Tensor, y: Tensor, **rows: Tensor | float) -> Tensor:
         r"""
-        :math:`\log \frac1S \sum_s N(y; f_s(x), s^2_s)`, the log density of the predictive mixture; with a
-        BernoulliLikelihood :math:`\log \frac1S \sum_s \Phi(\pm f_s(x))`.
+        The log density of the predictive mixture, :math:`\log \frac1S \sum_s p(y \mid f_s(x), \theta_s)`: the
+        :meth:`~gpytorch_tkrr.model.prediction.Prediction.log_prob` of `model.predict(x)`.
 
         :param x: Inputs `(n, D)`.
         :param y: Targets `(n,)`.
+        :param rows: See :meth:`TKRR.predict`.
         :return: `(n,)`.
         """
-        with torch.no_grad():
-            f = self.model.draws(x).double()  # (S, n)
-            if isinstance(self.model.likelihood, BernoulliLikelihood):
-                log_density = torch.special.log_ndtr(as_signs(y) * f)
-            else:
-                noise = self.posterior.noise.unsqueeze(-1)
-                log_density = -0.5 * (torch.log(2 * math.pi * noise) + (y.double() - f) ** 2 / noise)
-            return torch.logsumexp(log_density, 0) - math.log(f.shape[0])
+        return self.model.predict(x, **rows).log_prob(y)
 
-    def to_arviz(self, data: Any = None, *, seed: int | None = None) -> Any:
+    def to_arviz(self, data: Any = None, *, seed: int | None = None, **rows: Tensor | float) -> Any:
         """
         The model's draws as ArviZ's InferenceData (a DataTree from ArviZ 1.0 on), for `az.plot_trace`, `az.plot_ppc`,
         `az.loo` and `az.compare`.
@@ -134,9 +123,10 @@ class GibbsResult:
 
         :param data: Rows `(x, y)` to report on; by default the training data.
         :param seed: Seed of the replicated targets.
+        :param rows: See :meth:`TKRR.predict`.
         :raises ImportError: Where ArviZ is not installed (extra `arviz`).
         """
-        return draws_to_arviz(self.model, data, seed=seed)
+        return draws_to_arviz(self.model, data, seed=seed, **rows)
 
 
 @torch.no_grad()
@@ -191,8 +181,9 @@ def fit_gibbs(
             f"num_draws must be at least 4, num_warmup at least 0 and num_chains at least 1; got {num_draws}, "
             f"{num_warmup} and {num_chains}."
         )
-    earlier = model.posterior if num_warmup == 0 and model.is_fitted and not model.is_stale else None
-    if isinstance(earlier, DrawsPosterior):
+    held = model.posterior if num_warmup == 0 and model.is_fitted and not model.is_stale else None
+    earlier = held if isinstance(held, DrawsPosterior) else None
+    if earlier is not None:
         if not earlier.resume:
             raise InputError(
                 "The model's draws come from chains side by side, which cannot be continued. Start anew, with "
@@ -225,7 +216,8 @@ def fit_gibbs(
                 saved = None
             while run.sweep < num_sweeps:
                 fit.sweep(run, num_warmup)
-                bar.update(f"noise {run.state.noise * training.scale**2:.4g}")
+                noise = fit.augmentation.noise(run.state.parameters) * training.scale**2
+                bar.update(f"noise {noise:.4g}")
                 is_last = run.sweep == num_sweeps and number == num_chains - 1
                 checkpoint.save(lambda: fit.state(chains, run), last=is_last)  # noqa: B023 (called at once)
             chains.append(fit.finish_chain(run))
@@ -246,7 +238,7 @@ class _Run:
     peak: Tensor  # largest energy of each component since the last look
     sweep: int = 0
     factors: list[list[Tensor]] = field(default_factory=list)  # S lists of D tensors (R, M_d)
-    noise: list[float] = field(default_factory=list)
+    parameters: list[Parameters] = field(default_factory=list)
     hyperparameters: list[Tensor] = field(default_factory=list)
     energies: list[Tensor] = field(default_factory=list)
 
@@ -256,7 +248,7 @@ class _Chain:
     """The draws of one chain, for targets of unit variance, and what it needs to go on."""
 
     factors: list[Tensor]  # D tensors (S, R, M_d)
-    noise: Tensor  # (S,)
+    parameters: Parameters  # of the observation model, each (S, ...)
     hyperparameters: Tensor  # (S, P)
     energies: Tensor  # (S, R)
     resume: dict[str, Any]
@@ -265,13 +257,14 @@ class _Chain:
 class _Fit:
     """What all chains of a fit have in common."""
 
-    def __init__(self, model: TKRR, training: TrainingData, earlier: Any, memory: int):
+    def __init__(self, model: TKRR, training: TrainingData, earlier: DrawsPosterior | None, memory: int):
         self.model, self.training, self.earlier, self.memory = model, training, earlier, memory
-        self.offset = _probit_offset(model, training) if isinstance(model.likelihood, BernoulliLikelihood) else None
+        offset = _link_offset(model, training) if model.observation.has_link else 0.0
+        self.augmentation = model.observation.augmentation(training.scale, offset)
         self._build()
         self.num_dims = len(self.separable.modes)
         summary = training.summary
-        centers = earlier.resume["centers"] if isinstance(earlier, DrawsPosterior) else None
+        centers = None if earlier is None else earlier.resume["centers"]
         with torch.enable_grad():
             half_range = (summary.upper - summary.lower) / 2
             self.hyperparameters = Hyperparameters(model.covar_module, self.separable, half_range, centers)
@@ -279,7 +272,6 @@ class _Fit:
         self.grids = [a + fraction * (b - a) for a, b in zip(summary.lower, summary.upper, strict=True)]
         self.all_slots = range(len(self.hyperparameters.slots))
         self.start = self.hyperparameters.get(self.all_slots)
-        self.noise_model = _noise_model(model.likelihood, training.scale**2)
         self.share = training.scale ** (1 / self.num_dims)  # of the targets' scale in each factor
         self.als_factors: list[Tensor] = []  # raw, where the model was fitted by ALS: the start of all chains
         if model.is_fitted and isinstance(model.posterior, LaplacePosterior):
@@ -295,7 +287,7 @@ class _Fit:
     def start_chain(self, number: int, rng: np.random.Generator) -> _Run:
         """A chain before its first sweep."""
         state = self._initial_state(number, rng)
-        before = self.earlier.resume["chains"][number]["sweeps"] if isinstance(self.earlier, DrawsPosterior) else 0
+        before = 0 if self.earlier is None else self.earlier.resume["chains"][number]["sweeps"]
         return _Run(number, rng, state, self._sampler(rng), before, torch.zeros_like(state.precisions))
 
     def sweep(self, run: _Run, num_warmup: int) -> None:
@@ -310,11 +302,13 @@ class _Fit:
             run.sampler = self._sampler(run.rng)
         modes = range(self.num_dims)
         order = modes if (run.before + run.sweep) % 2 == 0 else modes[::-1]
-        run.sampler.sweep(state, order, adapt=min(0.5, 5 / (run.sweep + 5)) if run.sweep < num_warmup else 0.0)
+        is_warm = run.sweep >= num_warmup
+        adapt, progress = (0.0, 1.0) if is_warm else (min(0.5, 5 / (run.sweep + 5)), run.sweep / num_warmup)
+        run.sampler.sweep(state, order, adapt, progress)
         run.peak = torch.maximum(run.peak, run.sampler.energies)
         if run.sweep >= num_warmup:
             run.factors.append(state.scaled_factors())
-            run.noise.append(state.noise)
+            run.parameters.append(state.parameters)
             run.hyperparameters.append(self.hyperparameters.values())
             run.energies.append(run.sampler.energies)
         run.sweep += 1
@@ -333,7 +327,10 @@ class _Fit:
         pad = torch.nn.functional.pad
         return _Chain(
             [pad(torch.stack(draws), (0, 0, 0, missing)) for draws in zip(*run.factors, strict=True)],
-            torch.tensor(run.noise, dtype=torch.float64, device=state.precisions.device),
+            {
+                name: torch.stack([each[name] for each in run.parameters]).to(state.precisions.device)
+                for name in state.parameters
+            },
             torch.stack(run.hyperparameters).to(state.precisions.device),
             pad(torch.stack(run.energies), (0, missing)),
             resume,
@@ -371,16 +368,15 @@ class _Fit:
             self.separable,
             self.hyperparameters,
             self.training.scale**2,
-            self.noise_model,
+            self.augmentation,
             self.grids,
             rng,
             rank=self.model.rank,
-            offset=self.offset,
         )
 
     def _drop_dead(self, state: GibbsState, energies: Tensor) -> None:
         """Drop components whose values at all rows together are far below the noise of one; keep at least one."""
-        alive = energies * self.training.summary.num_rows > DEAD * state.noise
+        alive = energies * self.training.summary.num_rows > DEAD * self.augmentation.noise(state.parameters)
         alive[energies.argmax()] = True
         state.factors = [factor[alive] for factor in state.factors]
         state.precisions, state.log_scales = state.precisions[alive], state.log_scales[:, alive]
@@ -408,15 +404,15 @@ class _Fit:
     def _initial_state(self, number: int, rng: np.random.Generator) -> GibbsState:
         """Where an earlier chain stopped, an earlier ALS fit, or components near the constant function."""
         hyper, rank, earlier = self.hyperparameters, self.model.rank, self.earlier
-        if isinstance(earlier, DrawsPosterior):
+        if earlier is not None:
             resume = earlier.resume["chains"][number]
             hyper.set(self.all_slots, resume["coordinates"])
             rng.bit_generator.state = resume["rng"]
             last = int((earlier.chains == number).nonzero()[-1])
             alive = len(resume["precisions"])
             factors = [factor[last, :alive] / self.share for factor in earlier.factors]
-            noise = float(earlier.noise[last]) / self.training.scale**2
-            return GibbsState(factors, noise, resume["precisions"].clone(), resume["steps"].clone())
+            parameters = self.augmentation.scaled({name: each[last] for name, each in earlier.parameters.items()})
+            return GibbsState(factors, parameters, resume["precisions"].clone(), resume["steps"].clone())
         hyper.set(self.all_slots, self.start)
         variances = [mode.variances() for mode in self.separable.modes]
         if self.als_factors:
@@ -429,53 +425,43 @@ class _Fit:
             factors[0] = factors[0] * size / math.sqrt(rank)
         precisions = torch.full((rank,), rank ** (1 / self.num_dims), dtype=torch.float64, device=factors[0].device)
         steps = torch.full((len(hyper.slots),), math.log(0.3), dtype=torch.float64)
-        noise = self.noise_model.start(float(self.model.noise()) / self.training.scale**2)
-        return GibbsState(factors, noise, precisions, steps)
+        return GibbsState(factors, self.augmentation.start(), precisions, steps)
 
     def finish(self, chains: Sequence[_Chain]) -> GibbsResult:
         """Hand the draws to the model and judge them."""
         hyper = self.hyperparameters
         factors = [torch.cat([chain.factors[d] for chain in chains]) * self.share for d in range(self.num_dims)]
-        noise = torch.cat([chain.noise for chain in chains]) * self.training.scale**2
+        parameters = self.augmentation.natural(
+            {name: torch.cat([chain.parameters[name] for chain in chains]) for name in chains[0].parameters}
+        )
         values = torch.cat([chain.hyperparameters for chain in chains])  # (S, P)
-        numbers = torch.cat([torch.full_like(chain.noise, i).long() for i, chain in enumerate(chains)])
+        numbers = torch.cat([torch.full_like(chain.energies[:, 0], i).long() for i, chain in enumerate(chains)])
         named = {name: values[:, i] for i, name in enumerate(hyper.names)}
         resume = {"centers": hyper.centers, "chains": [chain.resume for chain in chains]}
-        posterior = DrawsPosterior(factors, noise, named, numbers, resume)
-        if isinstance(self.earlier, DrawsPosterior):
+        bases = [mode.basis for mode in self.separable.modes]
+        posterior = DrawsPosterior(bases, factors, parameters, named, numbers, resume)
+        if self.earlier is not None:
             posterior = self.earlier.extended(posterior)
         self.model.set_posterior(posterior)
         if hyper.slots:
             hyper.set_values(torch.stack([draws.mean() for draws in posterior.hyperparameters.values()]))
-        if self.noise_model.is_free:
-            self.model.likelihood.initialize(noise=float(posterior.noise.mean()))
+        free = {name: posterior.parameters[name] for name in self.augmentation.free}
+        self.model.observation.set_parameters(free)
         energies = torch.cat([chain.energies for chain in chains])  # (S, R), in units of the targets' variance
         effective_rank = float((energies > 1e-3).sum(-1).double().mean())
         rhat, ess = self._diagnose(posterior, len(chains))
-        self._warn_of_bound(posterior)
-        message = _verdict(posterior, len(chains), rhat, [mode.num_functions for mode in self.separable.modes])
+        concern = self.augmentation.concern(posterior.parameters)
+        if concern is not None:
+            warnings.warn(concern, ConstraintWarning, stacklevel=4)
+        sizes = [mode.num_functions for mode in self.separable.modes]
+        message = _verdict(posterior, len(chains), {"f", *free}, rhat, sizes)
         return GibbsResult(self.model, posterior, rhat, ess, effective_rank, message)
-
-    def _warn_of_bound(self, posterior: DrawsPosterior) -> None:
-        """Say so where the smallest noise that GPyTorch allows by default is too large for the targets."""
-        unit = self.training.scale**2
-        is_default = math.isclose(self.noise_model.lower * unit, DEFAULT_BOUND, rel_tol=1e-3)
-        near = (posterior.noise < NEAR * DEFAULT_BOUND).double().mean()
-        if self.noise_model.is_free and is_default and self.noise_model.lower > LARGE_FRACTION and near > 0.5:
-            warnings.warn(
-                f"The noise variance lies at {DEFAULT_BOUND:g}, GPyTorch's default lower bound, which is "
-                f"{self.noise_model.lower:.1%} of the variance of the targets. Scale the targets to unit variance, or "
-                "pass GaussianLikelihood(noise_constraint=GreaterThan(...)) with a smaller bound.",
-                ConstraintWarning,
-                stacklevel=4,
-            )
 
     def _diagnose(self, posterior: DrawsPosterior, num_chains: int) -> tuple[dict[str, float], dict[str, float]]:
         sample = self.training.summary.sample
         rows = torch.linspace(0, len(sample) - 1, min(NUM_WATCHED, len(sample))).long()
-        quantities = {**posterior.hyperparameters, "f": posterior.draws(self.model.warped(sample[rows]))}
-        if self.noise_model.is_free:
-            quantities["noise"] = posterior.noise
+        quantities = {**posterior.hyperparameters, "f": posterior.functions(self.model.warped(sample[rows]))}
+        quantities.update({name: posterior.parameters[name] for name in self.augmentation.free})
         rhat, ess = {}, {}
         for name, values in quantities.items():
             array = np.stack([values[posterior.chains == number].cpu().numpy() for number in range(num_chains)])
@@ -484,12 +470,14 @@ class _Fit:
         return rhat, ess
 
 
-def _verdict(posterior: DrawsPosterior, num_chains: int, rhat: dict[str, float], sizes: Sequence[int]) -> str:
+def _verdict(
+    posterior: DrawsPosterior, num_chains: int, watched: set[str], rhat: dict[str, float], sizes: Sequence[int]
+) -> str:
     message = (
         f"{posterior.num_draws} draws of {num_chains} chain(s), rank {posterior.rank}, "
         f"{min(sizes)} to {max(sizes)} functions per dimension."
     )
-    worst = max(rhat["f"], rhat.get("noise", 1.0))
+    worst = max(rhat[name] for name in watched)
     if num_chains > 1 and worst > MAX_RHAT:
         warnings.warn(
             f"The chains disagree: split R-hat of function values and noise is up to {worst:.2f}, above {MAX_RHAT}. "
@@ -501,37 +489,14 @@ def _verdict(posterior: DrawsPosterior, num_chains: int, rhat: dict[str, float],
     return message
 
 
-def _probit_offset(model: TKRR, training: TrainingData) -> float:
-    """The mean of f in a probit model; training data become the labels themselves."""
+def _link_offset(model: TKRR, training: TrainingData) -> float:
+    """The mean of f, whose scale is not that of the targets; training data become the encoded targets themselves."""
     if not isinstance(model.mean_module, (ConstantMean, ZeroMean)):
         raise InputError(
-            "With a BernoulliLikelihood fit_gibbs takes a model with a ConstantMean or a ZeroMean; got a "
-            f"{type(model.mean_module).__name__}."
+            f"With a {type(model.likelihood).__name__} fit_gibbs takes a model with a ConstantMean or a ZeroMean; got "
+            f"a {type(model.mean_module).__name__}."
         )
-    if model.fits_mean:  # the share of the class +1, kept away from 0 and 1
-        share = min(max((training.summary.mean + 1) / 2, 0.01), 0.99)
-        model.mean_module.initialize(constant=float(scipy.special.ndtri(share)))
+    if model.fits_mean:
+        model.mean_module.initialize(constant=model.observation.start_mean(training.summary.mean))
     training.mean, training.scale = None, 1.0
     return float(model.mean_module(training.summary.sample[:1]).sum())
-
-
-def _noise_model(likelihood: Any, unit: float) -> NoiseModel:
-    """How the noise is drawn, in units of the scaled targets."""
-    if not isinstance(likelihood, GaussianLikelihood):
-        return NoiseModel(False, 0.0, math.inf)
-    covar = likelihood.noise_covar
-    constraint = covar.raw_noise_constraint
-    log_prior = None
-    for _, module, prior, closure, setter in likelihood.named_priors():
-        if setter is not None:
-            value = closure(module)
-
-            def log_prior(noise: float, prior=prior, value=value) -> float:
-                return float(prior.log_prob(torch.full_like(value, noise * unit)).sum())
-
-    return NoiseModel(
-        covar.raw_noise.requires_grad,
-        float(constraint.lower_bound.min()) / unit,
-        float(constraint.upper_bound.max()) / unit,
-        log_prior,
-    )

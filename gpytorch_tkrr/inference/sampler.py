@@ -1,6 +1,6 @@
 r"""Conjugate Gibbs sampling of the CP weights and all hyperparameters.
 
-The model is
+The model, for Gaussian noise, is
 
 .. math:: y = f(x) + \epsilon, \quad \epsilon \sim N(0, s^2), \qquad
     f(x) = \sum_{r=1}^R \prod_d \phi_d(x_d)^\top a_{dr}, \qquad
@@ -13,10 +13,11 @@ rank).
 Given all other factors, f is linear in one factor, so its conditional is Gaussian and, with the factor integrated out,
 the evidence of its hyperparameters is known in closed form. One visit of a mode
 
-1. collects G and b of that factor from the data,
+1. collects G and b of that factor from the data (for other observation models from working targets and row weights,
+   drawn given f: see :mod:`gpytorch_tkrr.model.likelihoods.base`),
 2. moves :math:`\theta` by Metropolis steps on the evidence, which needs G and b only,
 3. draws the factor from its conditional,
-4. draws the noise variance from its conditional, by the same G and b.
+4. draws the noise variance, or what else the observation model has, from its conditional, by the same G and b.
 
 Only the product of a component's scales over the modes is seen by the data, so factor draws hardly move one scale
 against another. After every sweep pairs of them are moved along that direction (generalised Gibbs, Liu & Sabatti 2000),
@@ -31,23 +32,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import scipy.special
 import torch
 from torch import Tensor
 
 from ..cp.conditional import Conditional
 from ..cp.evidence import FactorData
-from ..cp.sums import Design, Residual
+from ..cp.sums import Design
+from ..data.source import RowFunction
 from ..features.box import MAX_MISSING
 from ..features.separable import SeparableKernel
-from ..model.probit import truncated_noise
+from ..model.likelihoods.base import Augmentation, Parameters
 from .hyperparameters import TOTAL_SPREAD, Hyperparameters
 
 #: Smallest shape of the Gamma prior of the components' precisions.
 TAU_SHAPE = 2.0
-
-#: Shape and scale of the default inverse-Gamma prior of the noise variance, in units of the targets' variance.
-NOISE_SHAPE, NOISE_SCALE = 1.0, 5e-3
 
 #: How often, after each sweep, scale is moved between random pairs of modes.
 NUM_BALANCINGS = 2
@@ -107,14 +105,14 @@ class GibbsState:
     Everything that a chain carries from one update to the next, beside the kernel object's hyperparameters.
 
     :param factors: Raw factors, D tensors `(R, M_d)`, for targets scaled to unit variance.
-    :param noise: Noise variance of the scaled targets.
+    :param parameters: Those of the observation model, for the scaled targets.
     :param precisions: :math:`\\tau`, `(R,)`.
     :param steps: Logarithm of the proposal width of each hyperparameter.
     :param log_scales: c, `(D, R)`; by default zero.
     """
 
     factors: list[Tensor]
-    noise: float
+    parameters: Parameters
     precisions: Tensor
     steps: Tensor
     log_scales: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -128,68 +126,6 @@ class GibbsState:
         return [factor * c.exp().unsqueeze(-1) for factor, c in zip(self.factors, self.log_scales, strict=True)]
 
 
-class NoiseModel:
-    """
-    How the noise variance is drawn.
-
-    :param is_free: Whether it is drawn at all.
-    :param lower: Lower bound, in units of the scaled targets.
-    :param upper: Upper bound.
-    :param log_prior: Log density of a registered prior at a noise variance of the scaled targets; None for the default.
-    """
-
-    def __init__(self, is_free: bool, lower: float, upper: float, log_prior=None):
-        self.is_free, self.lower, self.upper, self.log_prior = is_free, lower, upper, log_prior
-
-    def start(self, current: float) -> float:
-        """
-        The noise variance that a chain starts from: the targets' variance, unless it is fixed. A chain that starts with
-        little noise may stay where components explain single points.
-
-        :param current: The likelihood's present noise variance.
-        """
-        return min(max(1.0, self.lower), self.upper) if self.is_free else current
-
-    def draw(self, current: float, square: float, count: float, rng: np.random.Generator) -> float:
-        """
-        One draw from the conditional.
-
-        :param current: The present noise variance.
-        :param square: Sum of squared residuals.
-        :param count: N.
-        :param rng: Source of random numbers.
-        """
-        if not self.is_free:
-            return current
-        shape, scale = (NOISE_SHAPE, NOISE_SCALE) if self.log_prior is None else (0.0, 0.0)
-        proposal = truncated_inverse_gamma(shape + count / 2, scale + square / 2, self.lower, self.upper, rng)
-        if self.log_prior is not None:  # the proposal assumed a density of 1 / s^2
-            ratio = self.log_prior(proposal) + math.log(proposal) - self.log_prior(current) - math.log(current)
-            return proposal if math.log(rng.random()) < ratio else current
-        return proposal
-
-
-def truncated_inverse_gamma(shape: float, scale: float, lower: float, upper: float, rng: np.random.Generator) -> float:
-    """
-    A draw from an inverse-Gamma distribution between two bounds.
-
-    :param shape: Its shape.
-    :param scale: Its scale.
-    :param lower: Lower bound.
-    :param upper: Upper bound.
-    :param rng: Source of random numbers.
-    """
-    scale = max(scale, 1e-300)
-    # Quantiles of the precision, Gamma(shape, scale), between 1 / upper and 1 / lower.
-    top = scipy.special.gammainc(shape, scale / lower) if lower > 0 else 1.0
-    bottom = scipy.special.gammainc(shape, scale / upper) if math.isfinite(upper) else 0.0
-    u = bottom + (top - bottom) * rng.random()
-    precision = scipy.special.gammaincinv(shape, u) / scale
-    if not precision > 0:
-        precision = 1 / lower if lower > 0 else shape / scale
-    return float(min(max(1 / precision, lower), upper))
-
-
 class GibbsSampler:
     """
     One chain.
@@ -198,11 +134,10 @@ class GibbsSampler:
     :param separable: The kernel, read mode by mode.
     :param hyperparameters: Its free hyperparameters; moved on the kernel object itself.
     :param outputscale_unit: Output scales are divided by this: the variance of the targets.
-    :param noise_model: How the noise is drawn.
+    :param augmentation: The observation model: working targets, row weights, and how its parameters are drawn.
     :param grids: Points of each mode, over the data's range, where its prior variance must be represented.
     :param rng: Source of random numbers.
     :param rank: R that the prior was set up for, also after dead components have been dropped.
-    :param offset: The mean of f in a probit model, whose targets are the labels :math:`\\pm 1`; None for regression.
     :param num_moves: Metropolis steps per visit of a mode.
     """
 
@@ -212,37 +147,29 @@ class GibbsSampler:
         separable: SeparableKernel,
         hyperparameters: Hyperparameters,
         outputscale_unit: float,
-        noise_model: NoiseModel,
+        augmentation: Augmentation,
         grids: Sequence[Tensor],
         rng: np.random.Generator,
         *,
         rank: int,
-        offset: float | None = None,
         num_moves: int = 2,
     ):
         self.precision_shape = precision_shape(len(separable.modes))
         self.precision_rate = self.precision_shape * rank ** (-1 / len(separable.modes))
         self.design, self.separable, self.hyperparameters = design, separable, hyperparameters
-        self.outputscale_unit, self.noise_model, self.rng, self.num_moves = (
+        self.outputscale_unit, self.augmentation, self.rng, self.num_moves = (
             outputscale_unit,
-            noise_model,
+            augmentation,
             rng,
             num_moves,
         )
-        self.grids, self.offset = list(grids), offset
+        self.grids = list(grids)
         self.squares = [mode.basis(grid).square() for mode, grid in zip(separable.modes, grids, strict=True)]
         self.num_dims = len(separable.modes)
         self.variances: list[Tensor] = [torch.empty(0)] * self.num_dims
         self.prior_factor = 1.0  # the share of the output scale in the prior variance of each mode's weights
         self.energies = torch.zeros(rank, dtype=torch.float64)  # mean square of each component over the data
         self.refresh()
-
-    def _residual(self) -> Residual:
-        """Targets minus f: data, or fresh latent targets of a probit model."""
-        if self.offset is None:
-            return lambda y, f, first_row: y - f
-        key, offset = int(self.rng.integers(2**62)), self.offset
-        return lambda y, f, first_row: truncated_noise(y, offset + f, first_row, key)
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.from_numpy(self.rng.standard_normal(shape)).to(self.grids[0].device)
@@ -260,14 +187,20 @@ class GibbsSampler:
         if index is None or self.hyperparameters.scale_users & changed:
             self.prior_factor = (float(self.separable.outputscale()) / self.outputscale_unit) ** (1 / self.num_dims)
 
-    def sweep(self, state: GibbsState, modes: Sequence[int], adapt: float = 0.0) -> None:
+    def sweep(self, state: GibbsState, modes: Sequence[int], adapt: float = 0.0, progress: float = 1.0) -> None:
         """
         Visit modes one after the other, then draw the components' precisions; `state` is changed in place.
 
         :param state: The chain's state.
         :param modes: The order of the visits.
         :param adapt: How far proposals are tuned; 0 once the warm-up is over.
+        :param progress: The part of the warm-up that is over.
         """
+
+        def sum_rows(function: RowFunction, size: int) -> Tensor:
+            return self.design.sum_rows(state.factors, torch.ones_like(state.precisions), function, size)
+
+        state.parameters = self.augmentation.before_sweep(state.parameters, sum_rows, self.rng, progress)
         for turn, d in enumerate(modes):
             self.visit(state, d, adapt, move_scale=turn == 0)
         energies, counts = self._weight_energies(state)
@@ -277,15 +210,15 @@ class GibbsSampler:
 
     def visit(self, state: GibbsState, d: int, adapt: float = 0.0, *, move_scale: bool = True) -> None:
         """
-        Hyperparameters, factor and noise of one mode.
+        Hyperparameters and factor of one mode, and parameters of the observation model.
 
         :param state: The chain's state.
         :param d: The mode.
         :param adapt: How far proposals are tuned.
         :param move_scale: Whether to move the output scale too, which all modes share.
         """
-        factors = state.factors
-        sums = self.design.sums(d, factors, torch.ones_like(state.precisions), self._residual())
+        factors, working = state.factors, self.augmentation.working(state.parameters, self.rng)
+        sums = self.design.sums(d, factors, torch.ones_like(state.precisions), working)
         gram = sums.gram()
         data = FactorData.from_residuals(sums, gram, factors[d])
         rhs = data.rhs
@@ -295,7 +228,9 @@ class GibbsSampler:
         factors[d] = current.draw(self._normal(rank, size))
         fitted = (gram.reshape(rank * size, -1) @ factors[d].reshape(-1)).reshape(rank, size)
         square = float(data.square + (factors[d] * (fitted - 2 * rhs)).sum())
-        state.noise = self.noise_model.draw(state.noise, max(square, 0.0), float(sums.count), self.rng)
+        state.parameters = self.augmentation.after_visit(
+            state.parameters, max(square, 0.0), float(sums.count), self.rng
+        )
         blocks = gram.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # (R, M, M)
         products = torch.bmm(blocks, factors[d].unsqueeze(-1)).squeeze(-1)
         self.energies = (factors[d] * products).sum(-1) / sums.count
@@ -304,11 +239,11 @@ class GibbsSampler:
         self, state: GibbsState, d: int, gram: Tensor, rhs: Tensor, adapt: float, move_scale: bool
     ) -> FactorConditional:
         """Metropolis steps on the evidence of mode d; returns the conditional at the final hyperparameters."""
-        hyper = self.hyperparameters
+        hyper, noise_variance = self.hyperparameters, self.augmentation.noise(state.parameters)
 
         def conditional() -> FactorConditional:
             prior = state.precisions * (2 * state.log_scales[d]).exp() / self.prior_factor
-            return FactorConditional(gram, rhs, self.variances[d], prior, state.noise)
+            return FactorConditional(gram, rhs, self.variances[d], prior, noise_variance)
 
         def log_target(index: list[int], at: FactorConditional) -> float:
             others = [k for k, users in enumerate(hyper.users) if k != d and users & set(index)]

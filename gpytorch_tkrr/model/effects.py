@@ -36,8 +36,6 @@ from torch import Tensor
 
 from ..cp.weights import all_products_but_one
 from ..errors import InputError
-from .draws import DrawsPosterior
-from .laplace import LaplacePosterior
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -157,14 +155,7 @@ def _functions_of(model: TKRR, d: int) -> Functions:
 
 @torch.no_grad()
 def _integrate(model: TKRR, measure: Measure | None) -> _Modes:
-    posterior = model.posterior
-    if isinstance(posterior, DrawsPosterior):
-        factors = posterior.factors
-    elif isinstance(posterior, LaplacePosterior):
-        balanced = posterior.weights.balanced()
-        factors = [(w * v.sqrt()).unsqueeze(0) for w, v in zip(balanced, posterior.variances, strict=True)]
-    else:
-        raise InputError(f"Effects need factors: draws or ALS weights; got a {type(posterior).__name__}.")
+    factors = model.posterior.factors
     if not isinstance(model.mean_module, ConstantMean | ZeroMean):
         raise InputError(
             f"Effects are known in closed form for a constant mean; got a {type(model.mean_module).__name__}."

@@ -25,15 +25,17 @@ from ..cp.sums import Design
 from ..cp.weights import CPWeights, all_products_but_one, clamped_exp
 from ..errors import NotFittedError
 from ..features.basis import Basis
+from .posterior import Posterior
 
 #: Laplace blocks are stored in a `state_dict` up to this many bytes; larger ones are recomputed from data.
 MAX_STORED_BYTES = 64 << 20
 
 
-class LaplacePosterior:
+class LaplacePosterior(Posterior):
     """
     CP weights with a Gaussian around each factor.
 
+    :param bases: The basis of each mode.
     :param weights: Whitened weights.
     :param variances: The variances they are whitened by, D tensors `(M_d,)`.
     :param noise: Noise variance, a scalar.
@@ -43,54 +45,54 @@ class LaplacePosterior:
     kind = "laplace"
 
     def __init__(
-        self, weights: CPWeights, variances: Sequence[Tensor], noise: Tensor, blocks: list[Conditional] | None = None
+        self,
+        bases: Sequence[Basis],
+        weights: CPWeights,
+        variances: Sequence[Tensor],
+        noise: Tensor,
+        blocks: list[Conditional] | None = None,
     ):
-        self.weights, self.variances, self.noise, self.blocks = weights, list(variances), noise, blocks
-        self.bases: list[Basis] = []  # set by the model, which knows the box
+        raw = [(w * v.sqrt()).unsqueeze(0) for w, v in zip(weights.balanced(), variances, strict=True)]
+        super().__init__(bases, raw, {"noise": noise.reshape(1)})
+        self.weights, self.variances, self.blocks = weights, list(variances), blocks
 
     @property
-    def rank(self) -> int:
-        """R."""
-        return self.weights.rank
+    def has_covariance(self) -> bool:
+        return self.blocks is not None
 
-    def _features(self, x: Tensor) -> list[Tensor]:
-        """Whitened features `(..., n, M_d)` of each mode."""
-        return [basis(x[..., d]) * self.variances[d].sqrt() for d, basis in enumerate(self.bases)]
-
-    def mean(self, x: Tensor) -> Tensor:
+    def mean_and_root(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """
-        :math:`f(x) = \\sum_r \\prod_d z_d(x_d)^\\top w_{dr}`.
+        The mean, and the factors' blocks side by side.
 
         :param x: Inputs `(..., n, D)`.
-        :return: `(..., n)`, float64.
+        :return: `(..., n)` and `(..., n, sum_d R M_d)`, float64.
         """
-        product: Tensor | None = None
-        for d, basis in enumerate(self.bases):
-            projection = basis(x[..., d]) @ (self.weights.factors[d] * self.variances[d].sqrt()).mT  # (..., n, R)
-            product = projection if product is None else product * projection
-        assert product is not None
-        return product @ clamped_exp(self.weights.log_scale())
+        features = [basis(x[..., d]) * self.variances[d].sqrt() for d, basis in enumerate(self.bases)]
+        projections = [z @ factor.mT for z, factor in zip(features, self.weights.factors, strict=True)]
+        products = all_products_but_one(projections)
+        roots = []
+        for z, p, block in zip(features, products, self._known_blocks(), strict=True):
+            design = (p.unsqueeze(-1) * z.unsqueeze(-2)).flatten(-2)  # (..., n, R M)
+            roots.append(block.half_solve(design.reshape(-1, design.shape[-1]).mT).mT.reshape(design.shape))
+        mean = (products[0] * projections[0]) @ clamped_exp(self.weights.log_scale())
+        return mean, torch.cat(roots, dim=-1) * self.noise.sqrt()
 
-    def root(self, x: Tensor) -> Tensor:
-        """
-        A root of the covariance, the factors' blocks side by side.
+    def components(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, root = self.mean_and_root(x)
+        return mean.unsqueeze(0), root.square().sum(-1).unsqueeze(0)
 
-        :param x: Inputs `(..., n, D)`.
-        :return: `(..., n, sum_d R M_d)`, float64.
-        """
+    def draw_weights(self, sample_shape: torch.Size) -> Tensor:
+        size = sum(block.factor.shape[-1] for block in self._known_blocks())
+        return torch.randn(*sample_shape, size, dtype=torch.float64, device=self.device)
+
+    def _known_blocks(self) -> list[Conditional]:
         if self.blocks is None:
             raise NotFittedError(
                 "The posterior covariance has not been computed for these weights (they were loaded without it, or the "
                 "fit was interrupted). Call model.compute_covariance(), with data=(x, y) if the model holds no data. "
                 "The posterior mean is available."
             )
-        features = self._features(x)
-        projections = [z @ factor.mT for z, factor in zip(features, self.weights.factors, strict=True)]
-        roots = []
-        for z, p, block in zip(features, all_products_but_one(projections), self.blocks, strict=True):
-            design = (p.unsqueeze(-1) * z.unsqueeze(-2)).flatten(-2)  # (..., n, R M)
-            roots.append(block.half_solve(design.reshape(-1, design.shape[-1]).mT).mT.reshape(design.shape))
-        return torch.cat(roots, dim=-1) * self.noise.sqrt()
+        return self.blocks
 
     def state(self) -> dict[str, Any]:
         """Tensors that describe the posterior; blocks only while they are small."""
@@ -99,33 +101,24 @@ class LaplacePosterior:
             "factors": list(self.weights.factors),
             "log_scales": self.weights.log_scales,
             "variances": self.variances,
-            "noise": self.noise,
+            "noise": self.noise.squeeze(0),
         }
         if self.blocks is not None and 8 * sum(block.factor.numel() for block in self.blocks) <= MAX_STORED_BYTES:
             state["blocks"] = [(block.factor, block.scale) for block in self.blocks]
         return state
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> LaplacePosterior:
-        """
-        The posterior that :meth:`state` described.
-
-        :param state: The description.
-        """
+    def from_state(cls, state: dict[str, Any], bases: Sequence[Basis]) -> LaplacePosterior:
         blocks = [Conditional.from_factor(*block) for block in state["blocks"]] if "blocks" in state else None
-        return cls(CPWeights(list(state["factors"]), state["log_scales"]), state["variances"], state["noise"], blocks)
+        weights = CPWeights(list(state["factors"]), state["log_scales"])
+        return cls(bases, weights, state["variances"], state["noise"], blocks)
 
-    def to(self, device: torch.device) -> LaplacePosterior:
-        """
-        The same posterior on another device, always float64.
-
-        :param device: The device.
-        """
+    def to(self, device: torch.device, bases: Sequence[Basis]) -> LaplacePosterior:
         blocks = None
         if self.blocks is not None:
             blocks = [Conditional.from_factor(block.factor.to(device), block.scale.to(device)) for block in self.blocks]
         variances = [v.to(device) for v in self.variances]
-        return LaplacePosterior(self.weights.to(device), variances, self.noise.to(device), blocks)
+        return LaplacePosterior(bases, self.weights.to(device), variances, self.noise.to(device), blocks)
 
 
 def laplace_blocks(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from linear_operator.operators import (
@@ -12,15 +14,86 @@ from linear_operator.operators import (
 )
 from linear_operator.utils.memoize import cached
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from ..features.basis import Basis
 from ..hilbert.operator import HilbertLinearOperator, diagonal_for
+
+#: Values of all components of all functions that are held at once: 256 MB.
+MAX_ENTRIES = 2**25
 
 #: Rows whose covariance root is held at a time where only variances or products are asked for.
 CHUNK_ROWS = 1024
 
 
-class Posterior(Protocol):
-    """What :class:`~gpytorch_tkrr.TKRR` asks of a posterior; it knows functions, not kernels or data."""
+class Posterior(ABC):
+    r"""
+    What a model knows after a fit: S functions :math:`f_s(x) = \sum_r \prod_d \phi_d(x_d)^\top a_{sdr}`, draws or one
+    solution, and parameters of the observation model for each of them. It knows functions, not kernels or data.
+
+    :param bases: The basis of each mode.
+    :param factors: Raw factors :math:`a`, D tensors `(S, R, M_d)`, float64, in the units of the targets.
+    :param parameters: Parameters of the observation model by name, each `(S, ...)`, in the units of the targets.
+    """
+
+    #: Names the class in a `state_dict`.
+    kind: ClassVar[str]
+
+    def __init__(self, bases: Sequence[Basis], factors: Sequence[Tensor], parameters: Mapping[str, Tensor]):
+        self.bases, self.factors, self.parameters = list(bases), list(factors), dict(parameters)
+
+    @property
+    def num_draws(self) -> int:
+        """S."""
+        return self.factors[0].shape[0]
+
+    @property
+    def rank(self) -> int:
+        """R."""
+        return self.factors[0].shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the factors are."""
+        return self.factors[0].device
+
+    @property
+    def noise(self) -> Tensor:
+        """Noise variances `(S,)`, for observation models that have one."""
+        return self.parameters["noise"]
+
+    @property
+    def has_covariance(self) -> bool:
+        """Whether :meth:`root` is known."""
+        return True
+
+    def functions(self, x: Tensor) -> Tensor:
+        """
+        The values of all functions, without the mean module.
+
+        :param x: Inputs `(..., n, D)`.
+        :return: `(S, ..., n)`, float64, differentiable in `x`.
+        """
+        rows = x.reshape(-1, x.shape[-1])
+        has_gradient = torch.is_grad_enabled() and x.requires_grad
+        num_kept = 2 * x.shape[-1] if has_gradient else 1  # of each entry, for the gradient
+        pieces = rows.split(max(MAX_ENTRIES // (self.num_draws * self.rank * num_kept), 1))
+        if len(pieces) == 1:
+            values = self._functions(rows)
+        elif has_gradient:  # computed again, piece by piece, in the backward pass
+            values = torch.cat([checkpoint(self._functions, piece, use_reentrant=False) for piece in pieces], dim=-1)
+        else:
+            values = torch.cat([self._functions(piece) for piece in pieces], dim=-1)
+        return values.reshape(self.num_draws, *x.shape[:-1])
+
+    def _functions(self, x: Tensor) -> Tensor:
+        """`(n, D)` -> `(S, n)`."""
+        product: Tensor | None = None
+        for d, (basis, factor) in enumerate(zip(self.bases, self.factors, strict=True)):
+            projection = basis(x[:, d]) @ factor.reshape(self.num_draws * self.rank, -1).mT  # (n, S R)
+            product = projection if product is None else product * projection
+        assert product is not None
+        return product.reshape(len(x), self.num_draws, self.rank).sum(-1).mT
 
     def mean(self, x: Tensor) -> Tensor:
         """
@@ -29,6 +102,7 @@ class Posterior(Protocol):
         :param x: Inputs `(..., n, D)`.
         :return: `(..., n)`, float64, differentiable in `x`.
         """
+        return self.functions(x).mean(0)
 
     def root(self, x: Tensor) -> Tensor:
         """
@@ -36,6 +110,56 @@ class Posterior(Protocol):
 
         :param x: Inputs `(..., n, D)`.
         :return: `(..., n, K)`, float64, differentiable in `x`.
+        """
+        return self.mean_and_root(x)[1]
+
+    @abstractmethod
+    def mean_and_root(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """
+        :meth:`mean` and :meth:`root`, with all that they share computed once.
+
+        :param x: Inputs `(..., n, D)`.
+        """
+
+    @abstractmethod
+    def components(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """
+        The posterior at single points, as an equal mixture of Gaussians.
+
+        :param x: Inputs `(n, D)`.
+        :return: Their means `(S, n)` and their variances `(S, n)`, None for zeros.
+        """
+
+    @abstractmethod
+    def draw_weights(self, sample_shape: torch.Size) -> Tensor:
+        r"""
+        Draw z of whole functions :math:`\bar f(x) + r(x)^\top z`, with r the :meth:`root`.
+
+        :param sample_shape: How many.
+        :return: `(*sample_shape, K)`, float64.
+        """
+
+    @abstractmethod
+    def to(self, device: torch.device, bases: Sequence[Basis]) -> Posterior:
+        """
+        The same posterior on another device, always float64.
+
+        :param device: The device.
+        :param bases: The bases, there.
+        """
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Tensors and numbers that describe the posterior, for a `state_dict`."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(cls, state: dict[str, Any], bases: Sequence[Basis]) -> Posterior:
+        """
+        The posterior that :meth:`state` described.
+
+        :param state: The description.
+        :param bases: The bases.
         """
 
 

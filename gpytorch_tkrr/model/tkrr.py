@@ -10,12 +10,7 @@ from typing import Any
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import (
-    BernoulliLikelihood,
-    FixedNoiseGaussianLikelihood,
-    GaussianLikelihood,
-    Likelihood,
-)
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.models import GP
 from linear_operator.operators import DiagLinearOperator
@@ -35,6 +30,7 @@ from ..errors import (
     SizeError,
     StalePosteriorWarning,
 )
+from ..features.basis import Basis
 from ..features.box import MAX_MISSING
 from ..features.domain import Domain, as_inputs
 from ..features.index_set import as_num_basis
@@ -42,12 +38,13 @@ from ..features.separable import DEFAULT_NUM_BASIS, Mode, SeparableKernel, Spect
 from .anova import anova_kernel
 from .draws import DrawsPosterior
 from .laplace import LaplacePosterior, laplace_blocks
+from .likelihoods.base import Observation, observe
 from .posterior import Posterior, PosteriorCovariance
-from .probit import as_signs
+from .prediction import Prediction
 from .warp import InputWarp
 
 #: Posteriors that can be restored from a `state_dict`, by their kind.
-POSTERIORS: dict[str, Any] = {cls.kind: cls for cls in (LaplacePosterior, DrawsPosterior)}
+POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (LaplacePosterior, DrawsPosterior)}
 
 
 class TKRR(GP):
@@ -103,16 +100,7 @@ class TKRR(GP):
         warp: InputWarp | bool | None = None,
     ):
         super().__init__()
-        if not isinstance(likelihood, (GaussianLikelihood, FixedNoiseGaussianLikelihood, BernoulliLikelihood)):
-            raise InputError(
-                "likelihood must be a GaussianLikelihood, a FixedNoiseGaussianLikelihood or a BernoulliLikelihood; got "
-                f"a {type(likelihood).__name__}."
-            )
-        if isinstance(likelihood, GaussianLikelihood) and likelihood.noise.numel() != 1:
-            raise InputError(
-                f"The likelihood has {likelihood.noise.numel()} noise variances (batch_shape); a CP-weight model takes "
-                "one."
-            )
+        observe(likelihood).check()
         if isinstance(rank, float) or rank < 1:
             raise SizeError(f"rank must be an integer, at least 1; got {rank}.")
         if (train_x is None) != (train_y is None):
@@ -132,12 +120,13 @@ class TKRR(GP):
         self.train_targets: Tensor | None = None
         self.is_stale = False
         self._warned_out_of_domain = False
-        self._posterior: Any = None
+        self._posterior: Posterior | None = None
+        self._loaded: dict[str, Any] | None = None  # of a posterior, until the box has been loaded too
         self._penalty: Penalty = FrobeniusPenalty()
-        self.register_load_state_dict_post_hook(_renew_bases)
+        self.register_load_state_dict_post_hook(_restore_posterior)
         if train_x is not None and train_y is not None:
             self.train_inputs, self.train_targets = _checked(train_x, train_y)
-            self._choose(TrainingData(self._source(), targets=self._label_map()))
+            self._choose(TrainingData(self._source(), targets=self.observation.encode))
             if self.fits_mean:
                 self.mean_module.to(self.train_inputs[0])
         elif self.covar_module is not None and self.domain is not None and self._known_num_dims() is not None:
@@ -243,19 +232,8 @@ class TKRR(GP):
 
     def _source(self) -> TensorSource:
         assert self.train_inputs is not None and self.train_targets is not None
-        weight = None
-        noise = getattr(self.likelihood, "noise", None)
-        if isinstance(noise, Tensor) and noise.numel() > 1:
-            if noise.shape != self.train_targets.shape:
-                raise InputError(
-                    f"The likelihood has {noise.numel()} noise variances for {self.train_targets.numel()} training "
-                    "rows. Give the model a likelihood with one for each row."
-                )
-            weight = noise.detach().double().mean() / noise.detach().double()  # noise that differs between rows
+        weight = self.observation.row_weights(len(self.train_targets))
         return TensorSource(self.train_inputs[0], self.train_targets, weight)
-
-    def _label_map(self) -> Any:
-        return as_signs if isinstance(self.likelihood, BernoulliLikelihood) else None
 
     def training_data(self, data: Any = None, processes: Processes = ONE_PROCESS) -> TrainingData:
         """
@@ -266,9 +244,8 @@ class TKRR(GP):
         """
         if data is None and self.train_inputs is None:
             raise InputError("The model holds no training data. Pass data=(x, y), or call set_train_data first.")
-        noise = getattr(self.likelihood, "noise", None)
         has_weights = isinstance(data, tuple) and len(data) == 3
-        if data is not None and isinstance(noise, Tensor) and noise.numel() > 1 and not has_weights:
+        if data is not None and self.observation.has_row_noise and not has_weights:
             raise InputError(
                 "The likelihood has a noise variance for each row, which data=(x, y) cannot be matched with. Pass row "
                 "weights too: data=(x, y, noise.mean() / noise)."
@@ -276,7 +253,7 @@ class TKRR(GP):
         source = self._source() if data is None else as_source(data)
         parameter = next(self.parameters(), None)
         device = None if parameter is None else parameter.device
-        training = TrainingData(source, targets=self._label_map(), processes=processes, device=device)
+        training = TrainingData(source, targets=self.observation.encode, processes=processes, device=device)
         known = self._known_num_dims()
         if known is not None and training.summary.num_dims != known:
             raise InputError(f"The data have {training.summary.num_dims} input dimensions; the model has {known}.")
@@ -325,7 +302,7 @@ class TKRR(GP):
             self._check_inside(rows.amin(0), rows.amax(0))
         self.train_inputs, self.train_targets = (x,), y
         if self.domain is None or self.covar_module is None:
-            self._choose(TrainingData(self._source(), targets=self._label_map()))
+            self._choose(TrainingData(self._source(), targets=self.observation.encode))
         if self.is_fitted and not self.is_stale:
             self.is_stale = True
             warnings.warn(
@@ -358,15 +335,14 @@ class TKRR(GP):
     # Noise and posterior
 
     @property
-    def has_noise(self) -> bool:
-        """Whether the likelihood has a noise variance."""
-        return hasattr(self.likelihood, "noise")
+    def observation(self) -> Observation:
+        """How the likelihood sees f: see :mod:`gpytorch_tkrr.model.likelihoods.base`."""
+        return observe(self.likelihood)
 
     def noise(self) -> Tensor:
         """The noise variance, a float64 scalar, differentiable; 1 for a likelihood without one."""
-        if not self.has_noise:
-            return torch.ones((), dtype=torch.float64, device=next(self.parameters()).device)
-        return self.likelihood.noise.double().mean()
+        noise = self.observation.noise()
+        return torch.ones((), dtype=torch.float64, device=next(self.parameters()).device) if noise is None else noise
 
     @property
     def is_fitted(self) -> bool:
@@ -374,7 +350,7 @@ class TKRR(GP):
         return self._posterior is not None
 
     @property
-    def posterior(self) -> Any:
+    def posterior(self) -> Posterior:
         """The posterior over the weights; :class:`NotFittedError` before a fit."""
         if self._posterior is None:
             raise NotFittedError("The model has not been fitted. Call gpytorch_tkrr.fit_als(model) first.")
@@ -389,7 +365,6 @@ class TKRR(GP):
         """
         self._posterior = posterior
         self._penalty = penalty if penalty is not None else self._penalty
-        _renew_bases(self)
         self.is_stale = False
 
     @property
@@ -398,9 +373,10 @@ class TKRR(GP):
         D tensors `(M_d, R)`: weights of :math:`z = \sqrt v \phi`, the outermost output scale left out of v, every
         component spread evenly over the dimensions.
         """
-        if not isinstance(self.posterior, LaplacePosterior):
+        posterior = self.posterior
+        if not isinstance(posterior, LaplacePosterior):
             raise NotFittedError("The model holds draws, not one set of factors: see model.posterior.factors.")
-        return [factor.mT for factor in self.posterior.weights.balanced()]
+        return [factor.mT for factor in posterior.weights.balanced()]
 
     def draws(self, x: Tensor) -> Tensor:
         """
@@ -411,21 +387,70 @@ class TKRR(GP):
         """
         posterior = self._draws_posterior()
         x = x.unsqueeze(-1) if x.dim() == 1 else x
-        return self.mean_module(x) + posterior.draws(self.warped(x)).to(x.dtype)
+        return self.mean_module(x) + posterior.functions(self.warped(x)).to(x.dtype)
+
+    def predict(self, x: Tensor, **rows: Tensor | float) -> Prediction:
+        r"""
+        The distribution of new observations y, for any likelihood: after :func:`~gpytorch_tkrr.fit_gibbs` the mixture
+        over the draws, after :func:`~gpytorch_tkrr.fit_als` that of its Gaussian f. Variance of f that the basis does
+        not represent is part of it.
+
+        :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension.
+        :param rows: What the likelihood needs to know of each row: with a FixedNoiseGaussianLikelihood `noise=`, one
+            variance or one for each row `(..., n)`. For the model's own training inputs it may be left out.
+
+        Example:
+            >>> import torch, gpytorch, gpytorch_tkrr as tkrr
+            >>> x = torch.rand(100, 2)
+            >>> y = torch.sin(6 * x[:, 0]) * x[:, 1]
+            >>> model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(), rank=3, num_basis=8)
+            >>> result = tkrr.fit_gibbs(model, num_draws=20, num_warmup=20, seed=0)
+            >>> prediction = model.predict(x)
+            >>> prediction.mean.shape, prediction.quantile(torch.tensor([0.05, 0.95])).shape
+            (torch.Size([100]), torch.Size([2, 100]))
+            >>> prediction.log_prob(y).shape, prediction.sample(5, seed=0).shape
+            (torch.Size([100]), torch.Size([5, 100]))
+        """
+        x = self._checked_inputs(x)
+        posterior, known = self._known_posterior(), self.observed_rows(x, **rows)
+
+        def components(x: Tensor) -> tuple[Tensor, Tensor | None]:
+            """Means and variances of f at inputs `(n, D)`."""
+            warped = self.warped(x)
+            means, variances = posterior.components(warped)
+            missing = self._missing_variance(warped)
+            if missing is not None:
+                variances = missing if variances is None else variances + missing
+            return self.mean_module(x).double() + means, variances
+
+        return Prediction(self.observation, components, posterior.parameters, x, known)
+
+    def observed_rows(self, x: Tensor, **rows: Tensor | float) -> dict[str, Tensor]:
+        """
+        What the likelihood knows of each row beside inputs and targets.
+
+        :param x: Inputs `(..., n, D)`.
+        :param rows: As for :meth:`predict`.
+        """
+        own = None if self.train_inputs is None else self.train_inputs[0]
+        is_training = own is not None and (own.shape, own.dtype) == (x.shape, x.dtype) and torch.equal(own, x)
+        return self.observation.rows(x.shape[:-1].numel(), is_training, **rows)
 
     def class_probabilities(self, x: Tensor) -> Tensor:
         r"""
-        The probability of the class 1 after :func:`~gpytorch_tkrr.fit_gibbs` with a BernoulliLikelihood: the mean of
-        :math:`\Phi(f_s(x))` over the draws. (``likelihood(model(x))`` replaces the draws by a Gaussian.)
+        The probability of the class 1 with a BernoulliLikelihood, the mean of :meth:`predict`. After
+        :func:`~gpytorch_tkrr.fit_gibbs` it is the mean of :math:`\Phi(f_s(x))` over the draws
+        (``likelihood(model(x))`` replaces the draws by a Gaussian). After :func:`~gpytorch_tkrr.fit_als` it is the
+        probability of a positive response.
 
         :param x: Inputs `(..., n, D)`.
         :return: `(..., n)`.
         """
-        if not isinstance(self.likelihood, BernoulliLikelihood):
+        if self.observation.num_classes != 2:
             raise InputError(
                 f"Class probabilities need a BernoulliLikelihood; the model has a {type(self.likelihood).__name__}."
             )
-        return torch.special.ndtr(self.draws(x)).mean(0)
+        return self.predict(x).mean
 
     def warped(self, x: Tensor) -> Tensor:
         """
@@ -444,14 +469,14 @@ class TKRR(GP):
         posterior = self._draws_posterior()
         if not 1 <= num_draws <= posterior.num_draws:
             raise SizeError(f"num_draws must lie between 1 and {posterior.num_draws}; got {num_draws}.")
-        device = posterior.noise.device
-        kept = torch.linspace(0, posterior.num_draws - 1, num_draws, device=device).round().long()
+        kept = torch.linspace(0, posterior.num_draws - 1, num_draws, device=posterior.device).round().long()
         self._posterior = posterior.subset(kept)
 
     def _draws_posterior(self) -> DrawsPosterior:
-        if not isinstance(self.posterior, DrawsPosterior):
+        posterior = self.posterior
+        if not isinstance(posterior, DrawsPosterior):
             raise NotFittedError("The model holds no draws. Call gpytorch_tkrr.fit_gibbs(model) first.")
-        return self.posterior
+        return posterior
 
     @torch.no_grad()
     def compute_covariance(self, *, data: Any = None, group: Any = None, memory: int = 2 << 30) -> None:
@@ -463,6 +488,11 @@ class TKRR(GP):
         :param memory: As for :func:`~gpytorch_tkrr.fit_als`.
         """
         posterior = self.posterior
+        if not isinstance(posterior, LaplacePosterior):
+            raise InputError(
+                "The model holds draws of fit_gibbs, whose covariance is known; compute_covariance is for a model "
+                "fitted by fit_als."
+            )
         training = self.training_data(data, as_processes(group))
         separable = self.separate()
         design = Design(training, [mode.basis for mode in separable.modes], memory=memory)
@@ -484,18 +514,10 @@ class TKRR(GP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(self.warped(x)))
 
     def __call__(self, x: Tensor, **kwargs: Any) -> MultivariateNormal:
-        x = x.unsqueeze(-1) if x.dim() == 1 else x
-        if self.covar_module is None:
-            raise NotFittedError("The model has neither kernel nor data. Give one of them, or load a state_dict.")
-        if x.shape[-1] != self.num_dims:
-            raise InputError(f"Inputs must have {self.num_dims} columns; got shape {tuple(x.shape)}.")
+        x = self._checked_inputs(x, finite=not self.training)
         if self.training:
             return self.forward(x)
-        if not torch.isfinite(x).all():
-            raise InputError("The test inputs hold NaN or infinite values.")
-        posterior = self.posterior
-        if getattr(posterior, "blocks", ()) is None and self.train_inputs is not None and not self.is_stale:
-            self.compute_covariance()
+        posterior = self._known_posterior()
         warped = self.warped(x)
         mean = self.mean_module(x) + posterior.mean(warped).to(x.dtype)
         covariance = PosteriorCovariance(warped.to(x.dtype), posterior=posterior)
@@ -503,6 +525,24 @@ class TKRR(GP):
         if missing is not None:
             covariance = covariance + DiagLinearOperator(missing.to(x.dtype))
         return MultivariateNormal(mean.to(x.dtype), covariance)
+
+    def _checked_inputs(self, x: Tensor, finite: bool = True) -> Tensor:
+        """Inputs `(..., n, D)`."""
+        x = x.unsqueeze(-1) if x.dim() == 1 else x
+        if self.covar_module is None:
+            raise NotFittedError("The model has neither kernel nor data. Give one of them, or load a state_dict.")
+        if x.shape[-1] != self.num_dims:
+            raise InputError(f"Inputs must have {self.num_dims} columns; got shape {tuple(x.shape)}.")
+        if finite and not torch.isfinite(x).all():
+            raise InputError("The test inputs hold NaN or infinite values.")
+        return x
+
+    def _known_posterior(self) -> Posterior:
+        """The posterior with its covariance, which is computed now where the model has the data to do so."""
+        posterior = self.posterior
+        if not posterior.has_covariance and self.train_inputs is not None and not self.is_stale:
+            self.compute_covariance()
+        return posterior
 
     def _missing_variance(self, x: Tensor) -> Tensor | None:
         """Prior variance that the basis does not represent at x, `(..., n)`, where that is more than a little."""
@@ -554,15 +594,10 @@ class TKRR(GP):
         """
         self.is_stale = state["stale"]
         self.num_basis = state["num_basis"]
-        self._posterior = None
-        if "posterior" in state:
-            posterior = POSTERIORS[state["posterior"]["kind"]].from_state(state["posterior"])
-            self.rank = posterior.rank
+        self._posterior, self._loaded = None, state.get("posterior")
+        if self._loaded is not None:
             name, strength = state["penalty"]
-            penalty = PENALTIES[name]() if strength is None else PENALTIES[name](strength)
-            stale = self.is_stale
-            self.set_posterior(posterior.to(next(self.parameters()).device), penalty)
-            self.is_stale = stale
+            self._penalty = PENALTIES[name]() if strength is None else PENALTIES[name](strength)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, **kwargs: Any) -> Any:
         """
@@ -587,16 +622,20 @@ class TKRR(GP):
             self.train_inputs = tuple(fn(x) for x in self.train_inputs)
             self.train_targets = fn(self.train_targets)
         if self._posterior is not None and self.domain is not None:
-            stale = self.is_stale
-            self.set_posterior(self._posterior.to(self.domain.center.device))
-            self.is_stale = stale
+            self._posterior = self._posterior.to(self.domain.center.device, self._bases())
         return self
 
+    def _bases(self) -> list[Basis]:
+        return [mode.basis for mode in self.separate().modes]
 
-def _renew_bases(model: TKRR, *ignore: Any) -> None:
-    """Give the posterior the functions of the present box; also after a state has been loaded, box and all."""
-    if model._posterior is not None:
-        model._posterior.bases = [mode.basis for mode in model.separate().modes]
+
+def _restore_posterior(model: TKRR, *ignore: Any) -> None:
+    """Make the posterior of a state that has been loaded, with the functions of the box that came with it."""
+    if model._loaded is not None:
+        state, model._loaded, bases = model._loaded, None, model._bases()
+        posterior = POSTERIORS[state["kind"]].from_state(state, bases)
+        model._posterior = posterior.to(next(model.parameters()).device, bases)
+        model.rank = posterior.rank
 
 
 def _checked(x: Tensor, y: Tensor) -> tuple[tuple[Tensor], Tensor]:

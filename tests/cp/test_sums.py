@@ -87,6 +87,40 @@ def test_marginals():
         torch.testing.assert_close(mean, weight @ features / weight.sum())
 
 
+@pytest.mark.parametrize("memory", [1 << 30, 0], ids=["kept", "streamed"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_working_targets_and_weights_of_a_callback(memory, weighted):
+    """Targets and weights that depend on f and on the row, multiplied with the weights of the data."""
+    x, y, weight = make_data()
+    design = Design(
+        TrainingData(TensorSource(x, y, weight if weighted else None, batch_rows=190)), BASES, memory=memory
+    )
+    own = weight if weighted else torch.ones_like(y)
+    factors = [torch.randn(R, basis.num_functions, dtype=torch.float64) for basis in BASES]
+    scale = torch.rand(R, dtype=torch.float64)
+
+    def working(batch, f, first_row):
+        rows = torch.arange(first_row, first_row + batch.num_rows)
+        return 2 * batch.y - f, 1 + rows / N + f.square()
+
+    for d in (0, 1, 3):
+        f = (
+            torch.stack([b(x[:, k]) @ a.mT for k, (b, a) in enumerate(zip(BASES, factors, strict=True))]).prod(0)
+        ) @ scale
+        extra = 1 + torch.arange(N) / N + f.square()
+        sums = design.sums(d, factors, scale, working)
+        gram, rhs, square = dense_sums(x, 2 * y, own * extra, d, factors, scale)
+        torch.testing.assert_close(
+            sums.gram().reshape(gram.shape), gram, rtol=1e-9, atol=1e-9 * float(gram.abs().max())
+        )
+        torch.testing.assert_close(sums.rhs.flatten(), rhs, rtol=1e-9, atol=1e-9 * float(rhs.abs().max()))
+        torch.testing.assert_close(sums.square, square)
+        total = design.sum_rows(factors, scale, lambda b, f, row: torch.stack([f.sum(), (b.y * f).sum() + row]), 2)
+        expected = torch.stack([f.sum(), (y * f).sum() + sum(range(0, N, 190))])
+        torch.testing.assert_close(total, expected)
+        factors[d] = torch.randn_like(factors[d])
+
+
 def test_sums_of_parts_add_up():
     x, y, _ = make_data()
     factors = [torch.randn(R, basis.num_functions, dtype=torch.float64) for basis in BASES]

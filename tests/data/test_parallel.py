@@ -94,7 +94,12 @@ def fit_everything(group=None):
         fit = gibbs._Fit(model, model.training_data(source, processes), None, 1 << 30)
         run = fit.start_chain(0, np.random.default_rng(0))
         fit.sweep(run, num_warmup=1)
-        results[name] = [*run.state.factors, run.state.noise, run.state.precisions, fit.hyperparameters.values()]
+        results[name] = [
+            *run.state.factors,
+            *run.state.parameters.values(),
+            run.state.precisions,
+            fit.hyperparameters.values(),
+        ]
     before = processes.volume
     tkrr.fit_als(make_model(), data=data, max_sweeps=1, seed=0, group=processes)
     results["volume"] = processes.volume - before

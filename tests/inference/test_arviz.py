@@ -17,7 +17,8 @@ from gpytorch.priors import LogNormalPrior
 from models import GP
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.inference.arviz import by_chain, gathered, observation
+from gpytorch_tkrr.inference.arviz import by_chain, gathered
+from gpytorch_tkrr.model.likelihoods.base import observe
 
 az = pytest.importorskip("arviz")
 pyro = pytest.importorskip("pyro")
@@ -211,10 +212,10 @@ def test_without_arviz(gibbs, monkeypatch):
 
 def test_probit_observations_are_exact_in_the_tails():
     f = torch.tensor([-30.0, -1.0, 0.0, 2.0, 30.0], dtype=torch.float64)
-    conditional = observation(BernoulliLikelihood(), f, torch.ones(()))
-    ones = torch.ones_like(f)
-    np.testing.assert_allclose(conditional.log_prob(ones), scipy.special.log_ndtr(f.numpy()), atol=1e-15)
-    np.testing.assert_allclose(conditional.log_prob(0 * ones), scipy.special.log_ndtr(-f.numpy()), atol=1e-15)
+    probit, parameters = observe(BernoulliLikelihood()), {"noise": torch.ones(())}
+    for y, sign in ((torch.ones_like(f), 1), (torch.zeros_like(f), -1)):
+        expected = scipy.special.log_ndtr(sign * f.numpy())
+        np.testing.assert_allclose(probit.log_density(y, f, parameters, {}), expected, atol=1e-15)
 
 
 def test_chains_are_told_apart_and_cut_to_the_shortest():

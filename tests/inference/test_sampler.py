@@ -15,13 +15,10 @@ from gpytorch_tkrr.cp.sums import Design
 from gpytorch_tkrr.data.source import TensorSource, TrainingData
 from gpytorch_tkrr.features.separable import separate
 from gpytorch_tkrr.inference.hyperparameters import Hyperparameters
-from gpytorch_tkrr.inference.sampler import (
-    FactorConditional,
-    GibbsSampler,
-    GibbsState,
-    NoiseModel,
-    truncated_inverse_gamma,
-)
+from gpytorch_tkrr.inference.sampler import FactorConditional, GibbsSampler, GibbsState
+from gpytorch_tkrr.model.likelihoods.gaussian import GaussianAugmentation
+from gpytorch_tkrr.model.likelihoods.noise import NoiseModel, truncated_inverse_gamma
+from gpytorch_tkrr.model.likelihoods.probit import ProbitAugmentation
 
 
 def test_conditional_of_a_factor_equals_the_dense_gaussian():
@@ -93,7 +90,10 @@ class _Problem:
         half_range = torch.full((self.num_dims,), 0.5, dtype=torch.float64)
         self.hyper = Hyperparameters(self.kernel, self.separable, half_range)
         self.x = torch.rand(self.num_rows, self.num_dims, dtype=torch.float64)
-        self.noise_model = NoiseModel(offset is None, 1e-6, math.inf, self.log_noise_prior)
+        noise_model = NoiseModel(True, 1e-6, math.inf, self.log_noise_prior)
+        self.augmentation = (
+            GaussianAugmentation(noise_model, 1.0, 1.0) if offset is None else ProbitAugmentation(offset)
+        )
         self.grids = [torch.linspace(0, 1, 9, dtype=torch.float64)] * self.num_dims
 
     @staticmethod
@@ -107,11 +107,10 @@ class _Problem:
             self.separable,
             self.hyper,
             1.0,
-            self.noise_model,
+            self.augmentation,
             self.grids,
             rng,
             rank=self.rank,
-            offset=self.offset,
         )
 
     def draw_prior(self, rng: np.random.Generator) -> GibbsState:
@@ -131,7 +130,8 @@ class _Problem:
             for v in sampler.variances
         ]
         noise = float(scipy.stats.lognorm(0.5, scale=0.2).rvs(random_state=rng)) if self.offset is None else 1.0
-        return GibbsState(factors, noise, precisions, torch.full((len(index),), -0.7, dtype=torch.float64))
+        parameters = {"noise": torch.tensor(noise, dtype=torch.float64)}
+        return GibbsState(factors, parameters, precisions, torch.full((len(index),), -0.7, dtype=torch.float64))
 
     def values(self, factors: list[torch.Tensor]) -> torch.Tensor:
         product = torch.ones(self.num_rows, self.rank, dtype=torch.float64)
@@ -144,7 +144,7 @@ class _Problem:
         hyper = self.hyper.get(range(len(self.hyper.slots))).tolist()
         return [
             *hyper,
-            math.log(state.noise),
+            math.log(state.parameters["noise"]),
             float(state.precisions.log().sum()),
             float(f[0]),
             float(f.abs().log().mean()),
@@ -165,7 +165,7 @@ def test_sampler_leaves_the_joint_distribution_invariant(share_lengthscale, offs
     for _ in range(250):
         before.append(problem.statistics(problem.draw_prior(rng)))
         state = problem.draw_prior(rng)
-        noise = torch.from_numpy(rng.standard_normal(problem.num_rows)) * math.sqrt(state.noise)
+        noise = torch.from_numpy(rng.standard_normal(problem.num_rows)) * math.sqrt(state.parameters["noise"])
         y = problem.values(state.factors) + noise
         sampler = problem.sampler(y if offset is None else torch.sign(y + offset), rng)
         for sweep in range(3):

@@ -77,4 +77,4 @@ def test_classification_takes_its_noise_from_the_residuals():
     model = tkrr.TKRR(x, y, gpytorch.likelihoods.BernoulliLikelihood(), rank=3)
     tkrr.fit_als(model, seed=0, penalty=tkrr.FrobeniusPenalty(1e-2))
     residual = 2 * y - 1 - model.eval()(x).mean
-    torch.testing.assert_close(model.posterior.noise, residual.detach().square().mean(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(model.posterior.noise.squeeze(), residual.detach().square().mean(), rtol=1e-6, atol=0)

@@ -9,7 +9,8 @@ import scipy.stats
 import torch
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.model.probit import truncated_noise, uniform
+from gpytorch_tkrr.model.likelihoods.keyed import uniform
+from gpytorch_tkrr.model.likelihoods.probit import truncated_noise
 
 
 @pytest.mark.parametrize("mean", [-9.0, -2.0, 0.0, 1.5, 30.0])

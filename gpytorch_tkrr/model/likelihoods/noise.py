@@ -1,0 +1,103 @@
+"""A noise variance that is drawn: its conditional, within the constraint and the prior of a GPyTorch likelihood."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import scipy.special
+import torch
+from gpytorch.likelihoods import Likelihood
+
+#: Shape and scale of the default inverse-Gamma prior of the noise variance, in units of the targets' variance.
+NOISE_SHAPE, NOISE_SCALE = 1.0, 5e-3
+
+
+class NoiseModel:
+    """
+    How the noise variance is drawn.
+
+    :param is_free: Whether it is drawn at all.
+    :param lower: Lower bound, in units of the scaled targets.
+    :param upper: Upper bound.
+    :param log_prior: Log density of a registered prior at a noise variance of the scaled targets; None for the default.
+    """
+
+    def __init__(
+        self, is_free: bool, lower: float, upper: float, log_prior: Callable[[float], float] | None = None
+    ) -> None:
+        self.is_free, self.lower, self.upper, self.log_prior = is_free, lower, upper, log_prior
+
+    @classmethod
+    def of(cls, likelihood: Likelihood, unit: float) -> NoiseModel:
+        """
+        The noise of a likelihood that has one variance, with its constraint and its prior.
+
+        :param likelihood: The likelihood; its noise is `noise_covar.raw_noise`.
+        :param unit: Variance of the targets.
+        """
+        covar = likelihood.noise_covar
+        constraint = covar.raw_noise_constraint
+        log_prior = None
+        for _, module, prior, closure, setter in likelihood.named_priors():
+            if setter is not None:
+                value = closure(module)
+
+                def log_prior(noise: float, prior=prior, value=value) -> float:
+                    return float(prior.log_prob(torch.full_like(value, noise * unit)).sum())
+
+        return cls(
+            covar.raw_noise.requires_grad,
+            float(constraint.lower_bound.min()) / unit,
+            float(constraint.upper_bound.max()) / unit,
+            log_prior,
+        )
+
+    def start(self, current: float) -> float:
+        """
+        The noise variance that a chain starts from: the targets' variance, unless it is fixed. A chain that starts with
+        little noise may stay where components explain single points.
+
+        :param current: The likelihood's present noise variance.
+        """
+        return min(max(1.0, self.lower), self.upper) if self.is_free else current
+
+    def draw(self, current: float, square: float, count: float, rng: np.random.Generator) -> float:
+        """
+        One draw from the conditional.
+
+        :param current: The present noise variance.
+        :param square: Sum of squared residuals.
+        :param count: N.
+        :param rng: Source of random numbers.
+        """
+        if not self.is_free:
+            return current
+        shape, scale = (NOISE_SHAPE, NOISE_SCALE) if self.log_prior is None else (0.0, 0.0)
+        proposal = truncated_inverse_gamma(shape + count / 2, scale + square / 2, self.lower, self.upper, rng)
+        if self.log_prior is not None:  # the proposal assumed a density of 1 / s^2
+            ratio = self.log_prior(proposal) + math.log(proposal) - self.log_prior(current) - math.log(current)
+            return proposal if math.log(rng.random()) < ratio else current
+        return proposal
+
+
+def truncated_inverse_gamma(shape: float, scale: float, lower: float, upper: float, rng: np.random.Generator) -> float:
+    """
+    A draw from an inverse-Gamma distribution between two bounds.
+
+    :param shape: Its shape.
+    :param scale: Its scale.
+    :param lower: Lower bound.
+    :param upper: Upper bound.
+    :param rng: Source of random numbers.
+    """
+    scale = max(scale, 1e-300)
+    # Quantiles of the precision, Gamma(shape, scale), between 1 / upper and 1 / lower.
+    top = scipy.special.gammainc(shape, scale / lower) if lower > 0 else 1.0
+    bottom = scipy.special.gammainc(shape, scale / upper) if math.isfinite(upper) else 0.0
+    u = bottom + (top - bottom) * rng.random()
+    precision = scipy.special.gammaincinv(shape, u) / scale
+    if not precision > 0:
+        precision = 1 / lower if lower > 0 else shape / scale
+    return float(min(max(1 / precision, lower), upper))

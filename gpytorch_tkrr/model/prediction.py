@@ -1,0 +1,237 @@
+r"""The distribution of new observations, for any likelihood and either posterior."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .likelihoods.base import Observation, Parameters
+
+#: Rows that are evaluated at a time.
+PIECE_ROWS = 1024
+
+#: Values of f that are kept between calls, over all rows and draws: 128 MB. More are computed again in each call.
+MAX_KEPT = 2**24
+
+#: The search for a quantile stops after so many steps at the latest; smooth distributions need about ten.
+MAX_STEPS = 200
+
+
+class Prediction:
+    r"""
+    The predictive distribution of y at each input, an equal mixture over draws of f and of the likelihood's parameters,
+
+    .. math:: p(y \mid x) = \frac1S \sum_s \int p(y \mid f, \theta_s)\, N(f; m_s(x), v_s(x))\, df.
+
+    After :func:`~gpytorch_tkrr.fit_gibbs` :math:`m_s` are the drawn functions and :math:`v_s` is zero, save where the
+    basis represents the kernel poorly; after :func:`~gpytorch_tkrr.fit_als` S is one, with the posterior mean and
+    variance of f. All answers are in the dtype of the inputs and differentiable in these, except quantiles and samples.
+    Made by :meth:`gpytorch_tkrr.TKRR.predict`.
+
+    :param observation: The distribution of y given f.
+    :param components: Means `(S, n)` and variances `(S, n)` or `(n,)`, None for zeros, of f at inputs `(n, D)`.
+    :param parameters: Parameters of the observation model, each `(S, ...)`.
+    :param x: Inputs `(..., n, D)`.
+    :param rows: What is known of each row, tensors with as many elements as there are rows.
+
+    Example:
+        >>> import torch, gpytorch, gpytorch_tkrr as tkrr
+        >>> x = torch.rand(100, 2)
+        >>> y = torch.sin(6 * x[:, 0]) * x[:, 1]
+        >>> model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(), rank=3, num_basis=8)
+        >>> result = tkrr.fit_als(model, seed=0)
+        >>> prediction = model.predict(x)
+        >>> isinstance(prediction, tkrr.Prediction), bool((prediction.quantile(0.05) < prediction.mean).all())
+        (True, True)
+        >>> torch.allclose(prediction.cdf(prediction.quantile(0.9)), torch.tensor(0.9))
+        True
+    """
+
+    def __init__(
+        self,
+        observation: Observation,
+        components: Callable[[Tensor], tuple[Tensor, Tensor | None]],
+        parameters: Parameters,
+        x: Tensor,
+        rows: Mapping[str, Tensor],
+    ):
+        self._observation, self._components, self._parameters = observation, components, parameters
+        self._x, self._rows = x.reshape(-1, x.shape[-1]), rows
+        self._shape, self._dtype = x.shape[:-1], x.dtype
+        self._kept: list[tuple[Tensor, dict[str, Tensor]]] | None = None
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of y, `(..., n)`; for two classes the probability of class 1."""
+        return self._join([self._moments(f, rows)[0] for f, rows in self._pieces()])
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of y, `(..., n)`: the mean of the variances plus the variance of the means."""
+        return self._join([self._moments(f, rows)[1] for f, rows in self._pieces()])
+
+    @property
+    def stddev(self) -> Tensor:
+        """Standard deviation of y, `(..., n)`."""
+        return self.variance.sqrt()
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """
+        Log density of targets; log probability for classes and counts.
+
+        :param y: Targets `(*k, ..., n)`: one for each input, or k of them.
+        :return: `(*k, ..., n)`.
+        """
+        parts = []
+        for (f, rows), targets in zip(self._pieces(), self._split(y), strict=True):
+            densities = self._observation.log_density(targets, f, self._parameters, rows)  # (k, S, n)
+            parts.append(torch.logsumexp(densities, -2) - math.log(densities.shape[-2]))
+        return self._join(parts, y)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """
+        Probability of a target that is not larger.
+
+        :param y: Targets `(*k, ..., n)`: one for each input, or k of them.
+        :return: `(*k, ..., n)`.
+        """
+        parts = []
+        for (f, rows), targets in zip(self._pieces(), self._split(y), strict=True):
+            parts.append(self._observation.cdf(targets, f, self._parameters, rows).mean(-2))
+        return self._join(parts, y)
+
+    @torch.no_grad()
+    def quantile(self, q: float | Tensor) -> Tensor:
+        """
+        The smallest y with a probability of at least q not to be exceeded.
+
+        :param q: Probabilities between 0 and 1, a number or `(*k,)`.
+        :return: `(*k, ..., n)`.
+        """
+        q = torch.as_tensor(q, dtype=torch.float64, device=self._x.device)
+        if not bool(((q > 0) & (q < 1)).all()):
+            raise InputError(f"Quantiles are defined for probabilities between 0 and 1; got {q.tolist()}.")
+        parts = [self._quantiles(q.reshape(-1, 1), f, rows) for f, rows in self._pieces()]
+        return self._joined(parts, (*q.shape, *self._shape))
+
+    @torch.no_grad()
+    def sample(self, num_samples: int, *, seed: int | None = None) -> Tensor:
+        """
+        Draws of y. Those of one row of the result share a draw of f, where the model holds draws; after ALS the inputs
+        are drawn independently (for joint samples: ``likelihood(model(x)).sample()``).
+
+        :param num_samples: How many.
+        :param seed: Seed; by default torch's own random numbers give one.
+        :return: `(num_samples, ..., n)`.
+        """
+        generator = torch.Generator(self._x.device)
+        generator.manual_seed(int(torch.randint(2**31, ())) if seed is None else seed)
+        chosen, parts = None, []
+        for f, rows in self._pieces():
+            if chosen is None:
+                chosen = torch.randint(len(f), (num_samples,), generator=generator, device=f.device)
+                parameters = {name: values[chosen] for name, values in self._parameters.items()}
+            rows = {name: values[chosen] if values.dim() == 2 else values for name, values in rows.items()}
+            parts.append(self._observation.sample(f[chosen], parameters, rows, generator))
+        return self._joined(parts, (num_samples, *self._shape))
+
+    def _pieces(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Values of f `(S, n)`, and what is known of the rows, piece by piece."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept: list[tuple[Tensor, dict[str, Tensor]]] = []
+        num_kept, start = 0, 0
+        for x in self._x.split(PIECE_ROWS):
+            f, spread = self._components(x)
+            rows = {name: values[start : start + len(x)] for name, values in self._rows.items()}
+            if spread is not None:
+                rows["spread"] = spread
+            start, num_kept = start + len(x), num_kept + f.numel()
+            if num_kept <= MAX_KEPT:
+                kept.append((f, rows))
+            yield f, rows
+        if num_kept <= MAX_KEPT:
+            self._kept = kept
+
+    def _split(self, y: Tensor) -> Iterator[Tensor]:
+        """Targets `(k, 1, n)` of each piece."""
+        targets = torch.as_tensor(y, device=self._x.device)
+        if targets.shape[targets.dim() - len(self._shape) :] != self._shape:
+            raise InputError(
+                f"Targets must have shape (..., {', '.join(map(str, self._shape))}); got {tuple(y.shape)}."
+            )
+        targets = self._observation.decode(self._observation.encode(targets)).reshape(-1, 1, len(self._x))
+        return iter(targets.split(PIECE_ROWS, dim=-1))
+
+    def _join(self, parts: list[Tensor], y: Tensor | None = None) -> Tensor:
+        return self._joined(parts, self._shape if y is None else y.shape)
+
+    def _joined(self, parts: list[Tensor], shape: tuple[int, ...] | torch.Size) -> Tensor:
+        return torch.cat(parts, -1).reshape(shape).to(self._dtype)
+
+    def _moments(self, f: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the mixture, `(n,)` each."""
+        means = self._observation.mean(f, self._parameters, rows)  # (S, n)
+        within = self._observation.variance(f, self._parameters, rows)
+        mean = means.mean(0)
+        return mean, within.mean(0) + (means - mean).square().mean(0)
+
+    def _quantiles(self, q: Tensor, f: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        """Quantiles `(k, n)` for probabilities `(k, 1)`."""
+
+        def excess(y: Tensor) -> Tensor:
+            return self._observation.cdf(y.unsqueeze(-2), f, self._parameters, rows).mean(-2) - q
+
+        middle, variance = self._moments(f, rows)
+        width = variance.sqrt()
+        width = torch.where(torch.isfinite(width) & (width > 0), width, 1 + middle.abs())
+        lower, upper = ((middle + sign * 4 * width).expand(len(q), -1) for sign in (-1, 1))
+        while (low := excess(lower) >= 0).any():
+            lower = torch.where(low, lower - 2 * (upper - lower), lower)
+        while (low := excess(upper) < 0).any():
+            upper = torch.where(low, upper + 2 * (upper - lower), upper)
+        root = find_root(excess, lower, upper)
+        return root.round() if self._observation.is_discrete else root
+
+
+def find_root(function: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor) -> Tensor:
+    """
+    The root of increasing functions, many at once (Chandrupatla 1997: inverse quadratic interpolation where that is
+    safe, bisection elsewhere). Where a function jumps past zero, the upper side of the jump.
+
+    :param function: Values of all functions at a point for each.
+    :param lower: Points where they are negative.
+    :param upper: Points where they are not.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch_tkrr.model.prediction import find_root
+        >>> find_root(lambda y: y**3 - torch.tensor([8.0, 27.0]), torch.zeros(2), torch.full((2,), 9.0))
+        tensor([2., 3.])
+    """
+    eps = torch.finfo(lower.dtype).eps
+    a, b, c = upper, lower, upper  # the root lies between a and b; c is an earlier end
+    fa, fb, fc = function(a), function(b), function(upper)
+    t = torch.full_like(lower, 0.5)
+    for _ in range(MAX_STEPS):
+        new = a + t * (b - a)
+        value = function(new)
+        same = (value >= 0) == (fa >= 0)
+        c, fc = torch.where(same, a, b), torch.where(same, fa, fb)
+        b, fb = torch.where(same, b, a), torch.where(same, fb, fa)
+        a, fa = new, value
+        limit = (2 * eps * torch.maximum(a.abs(), b.abs()) + torch.finfo(a.dtype).tiny) / (b - a).abs()
+        if bool(((limit >= 0.5) | (fa == 0)).all()):
+            break
+        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
+        quadratic = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+        is_safe = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi) & torch.isfinite(quadratic)
+        t = torch.where(is_safe, quadratic, torch.full_like(t, 0.5))
+        limit = limit.clamp(max=0.5)
+        t = torch.minimum(torch.maximum(t, limit), 1 - limit)
+    return torch.where(fa >= 0, a, b)
