@@ -165,7 +165,8 @@ class Prediction:
             raise InputError(
                 f"Targets must have shape (..., {', '.join(map(str, self._shape))}); got {tuple(y.shape)}."
             )
-        targets = self._observation.decode(self._observation.encode(targets)).reshape(-1, 1, len(self._x))
+        num_each = math.prod(targets.shape[: targets.dim() - len(self._shape)])
+        targets = self._observation.decode(self._observation.encode(targets)).reshape(num_each, 1, len(self._x))
         return iter(targets.split(PIECE_ROWS, dim=-1))
 
     def _join(self, parts: list[Tensor], y: Tensor | None = None) -> Tensor:
