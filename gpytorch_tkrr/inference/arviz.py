@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, NotFittedError
 from ..model.draws import DrawsPosterior
 from ..model.likelihoods.base import Observation, Parameters, Rows
 from ..model.tkrr import TKRR
@@ -41,8 +41,10 @@ def draws_to_arviz(model: TKRR, data: Any = None, *, seed: int | None = None, **
             raise InputError("The model holds no training data. Pass the rows to report on: to_arviz(data=(x, y)).")
         data = model.train_inputs[0], model.train_targets
     x, y = data
+    x = x.unsqueeze(-1) if x.dim() == 1 else x
     posterior = model.posterior
-    assert isinstance(posterior, DrawsPosterior)
+    if not isinstance(posterior, DrawsPosterior):
+        raise NotFittedError("The model holds no draws any more: it has been fitted by fit_als since.")
     named = gathered({**posterior.parameters, **posterior.hyperparameters})
     return regression_to_arviz(
         lambda x: by_chain(model.draws(x.double()), posterior.chains),
@@ -82,7 +84,6 @@ def regression_to_arviz(
     :param sample_stats: What the sampler says of each draw, `(chains, draws)`, beside the deviance.
     :param seed: Seed of the replicated targets.
     """
-    x = x.unsqueeze(-1) if x.dim() == 1 else x
     y = observation.decode(observation.encode(y))
     generator = torch.Generator(y.device)
     generator.manual_seed(int(torch.randint(2**31, ())) if seed is None else seed)

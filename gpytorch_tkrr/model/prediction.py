@@ -17,6 +17,9 @@ PIECE_ROWS = 1024
 #: Values of f that are kept between calls, over all rows and draws: 128 MB. More are computed again in each call.
 MAX_KEPT = 2**24
 
+#: Quantiles are exact to this fraction of the width of the distribution.
+REL_TOL = 1e-13
+
 #: The search for a quantile stops after so many steps at the latest; smooth distributions need about ten.
 MAX_STEPS = 200
 
@@ -196,11 +199,12 @@ class Prediction:
             lower = torch.where(low, lower - 2 * (upper - lower), lower)
         while (low := excess(upper) < 0).any():
             upper = torch.where(low, upper + 2 * (upper - lower), upper)
-        root = find_root(excess, lower, upper)
-        return root.round() if self._observation.is_discrete else root
+        if self._observation.is_discrete:
+            return find_root(excess, lower, upper, torch.full_like(lower, 0.25)).round()
+        return find_root(excess, lower, upper, REL_TOL * (upper - lower))
 
 
-def find_root(function: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor) -> Tensor:
+def find_root(function: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor, tolerance: Tensor) -> Tensor:
     """
     The root of increasing functions, many at once (Chandrupatla 1997: inverse quadratic interpolation where that is
     safe, bisection elsewhere). Where a function jumps past zero, the upper side of the jump.
@@ -208,11 +212,13 @@ def find_root(function: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor
     :param function: Values of all functions at a point for each.
     :param lower: Points where they are negative.
     :param upper: Points where they are not.
+    :param tolerance: How far from the root a point may be, beyond the rounding of its own value.
 
     Example:
         >>> import torch
         >>> from gpytorch_tkrr.model.prediction import find_root
-        >>> find_root(lambda y: y**3 - torch.tensor([8.0, 27.0]), torch.zeros(2), torch.full((2,), 9.0))
+        >>> targets, lower, upper = torch.tensor([8.0, 27.0]), torch.zeros(2), torch.full((2,), 9.0)
+        >>> find_root(lambda y: y**3 - targets, lower, upper, torch.tensor(1e-6))
         tensor([2., 3.])
     """
     eps = torch.finfo(lower.dtype).eps
@@ -226,8 +232,8 @@ def find_root(function: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor
         c, fc = torch.where(same, a, b), torch.where(same, fa, fb)
         b, fb = torch.where(same, b, a), torch.where(same, fb, fa)
         a, fa = new, value
-        limit = (2 * eps * torch.maximum(a.abs(), b.abs()) + torch.finfo(a.dtype).tiny) / (b - a).abs()
-        if bool(((limit >= 0.5) | (fa == 0)).all()):
+        limit = (2 * eps * torch.maximum(a.abs(), b.abs()) + tolerance) / (b - a).abs()
+        if bool(((limit >= 1) | (fa == 0)).all()):
             break
         xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
         quadratic = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)

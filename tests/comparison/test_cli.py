@@ -179,9 +179,12 @@ def test_fit_and_predict(method, frame, table, tmp_path, capsys):
     answer = pd.read_csv(predictions)
     assert list(answer.columns) == ["mean", "sd", "lower", "upper"]
     assert np.abs(answer["mean"] - shuffled["price"].to_numpy()).mean() < 30  # of prices between 70 and 1500
-    assert np.allclose(answer["upper"] - answer["lower"], 2 * 1.96 * answer["sd"])
 
     saved = SavedModel.load(model)
+    prediction = saved.contender.model.predict(torch.as_tensor(saved.columns.matrix(shuffled)))
+    for name, level in (("lower", 0.025), ("upper", 0.975)):  # the quantiles of a new observation
+        probability = prediction.cdf(torch.from_numpy(answer[name].to_numpy().copy()))
+        assert np.allclose(probability.detach(), level, atol=1e-6)
     torch.manual_seed(1)
     pd.testing.assert_frame_equal(saved.predict(shuffled).reset_index(drop=True), answer, rtol=1e-8)
 

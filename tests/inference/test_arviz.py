@@ -194,6 +194,18 @@ def test_a_model_without_data_asks_for_rows(gibbs, data):
         model.train_inputs = inputs
 
 
+def test_one_input_and_a_later_fit_by_als():
+    x = torch.rand(30, dtype=torch.float64)
+    noise = torch.full((30,), 0.04, dtype=torch.float64)
+    likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise)
+    model = tkrr.TKRR(x, torch.sin(6 * x), likelihood, rank=2, num_basis=6)
+    result = tkrr.fit_gibbs(model, num_draws=8, num_warmup=8, seed=0)
+    assert result.to_arviz(data=(x[:7], x[:7]), noise=noise[:7]).log_likelihood["y"].shape == (1, 8, 7)
+    tkrr.fit_als(model, seed=0)
+    with pytest.raises(tkrr.NotFittedError, match="fit_als since"):
+        result.to_arviz()
+
+
 def test_without_arviz(gibbs, monkeypatch):
     original = builtins.__import__
 
