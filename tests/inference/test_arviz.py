@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 import warnings
 
 import gpytorch
@@ -194,14 +194,7 @@ def test_a_model_without_data_asks_for_rows(gibbs, data):
 
 
 def test_without_arviz(gibbs, monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "arviz":
-            raise ImportError(name)
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "arviz", None)
     with pytest.raises(ImportError, match=r"gpytorch_tkrr\[arviz\]"):
         gibbs.to_arviz()
 
