@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 
 from gpytorch_tkrr.data import flights as new_york
+from gpytorch_tkrr.data.whole_file import whole_file
 
 from . import flights
 
@@ -211,9 +212,8 @@ def fetch(url: str, sha256: str | None) -> Path:
     if sha256 not in (None, found):
         raise ChecksumError(f"{url} has SHA-256 {found}, expected {sha256}. The file has changed; it was not kept.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
+    with whole_file(path) as part:
+        part.write_bytes(content)
     return path
 
 

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from gpytorch_tkrr import Domain, HilbertKernel
+from gpytorch_tkrr.comparison.gp_contenders import ExactModel
 
 LENGTHSCALE = 0.3
 
 
-class SwappableGP(gpytorch.models.ExactGP):
+class SwappableGP(ExactModel):
     """
-    An ExactGP whose covariance module is given.
+    An ExactGP whose covariance module is given, with a likelihood of its own.
 
     :param train_x: Inputs `(N, D)`.
     :param train_y: Targets `(N,)`.
@@ -21,12 +22,7 @@ class SwappableGP(gpytorch.models.ExactGP):
     """
 
     def __init__(self, train_x: Tensor, train_y: Tensor, covar_module: gpytorch.kernels.Kernel):
-        super().__init__(train_x, train_y, gpytorch.likelihoods.GaussianLikelihood())
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = covar_module
-
-    def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        super().__init__(train_x, train_y, gpytorch.likelihoods.GaussianLikelihood(), covar_module)
 
 
 def make_data(num_rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

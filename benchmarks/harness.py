@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
-import os
 import sys
 import time
 import traceback
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from gpytorch_tkrr.comparison.process import machine_facts, peak_resident_bytes
+from gpytorch_tkrr.data.whole_file import whole_file
 
 
 def best_of(candidates: Mapping[str, Callable[[], object]], *, repeat: int = 5, warmup: int = 1) -> dict[str, float]:
@@ -127,9 +127,8 @@ class Report:
         text = json.dumps(_jsonable(content), indent=2, allow_nan=False) + "\n"
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{self.name}.json"
-        part = path.with_suffix(".json.part")
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
+        with whole_file(path) as part:
+            part.write_text(text, encoding="utf-8")
         return path
 
 

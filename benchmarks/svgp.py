@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import gpytorch
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from gpytorch_tkrr.comparison.gp_contenders import VariationalModel
 
-class SVGP(gpytorch.models.ApproximateGP):
+
+class SVGP(VariationalModel):
     """
-    A sparse variational GP.
+    A sparse variational GP with its likelihood.
 
     :param inducing_points: Where the inducing points start, `(m, D)`.
     """
 
     def __init__(self, inducing_points: Tensor):
-        distribution = gpytorch.variational.CholeskyVariationalDistribution(len(inducing_points))
-        strategy = gpytorch.variational.VariationalStrategy(self, inducing_points, distribution)
-        super().__init__(strategy)
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = ScaleKernel(RBFKernel(ard_num_dims=inducing_points.shape[1]))
+        super().__init__(inducing_points)
         self.likelihood = gpytorch.likelihoods.GaussianLikelihood()
-
-    def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:

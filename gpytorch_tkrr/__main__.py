@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .comparison.comparison import check_output, compare
 from .comparison.contender import CONTENDERS
+from .data.whole_file import whole_file
 from .errors import InputError, TKRRError
 
 if TYPE_CHECKING:
@@ -209,9 +209,8 @@ def _predict(args: argparse.Namespace) -> int:
     _check_free(args.output, args.force)
     model = SavedModel.load(args.model)
     predictions = model.predict(read_table(args.data), drop_missing=args.drop_missing)
-    part = args.output.with_name(args.output.name + ".part")
-    predictions.to_csv(part, index=False)
-    os.replace(part, args.output)
+    with whole_file(args.output) as part:
+        predictions.to_csv(part, index=False)
     print(args.output)
     return 0
 

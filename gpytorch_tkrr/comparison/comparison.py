@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..data.task import Task, check_data
+from ..data.whole_file import whole_file
 from ..errors import InputError
 from . import baselines, gp_contenders, tkrr_contenders  # noqa: F401  they register their models
 from .contender import CONTENDERS
@@ -138,9 +138,8 @@ class Comparison:
             self.title, facts, self._cells(), [*_LEGEND[self.task], *self.remarks(), *self.warnings()], figures
         )
         for path, text in zip(paths, (page, self._json()), strict=True):
-            part = path.with_name(path.name + ".part")
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, path)
+            with whole_file(path) as part:
+                part.write_text(text, encoding="utf-8")
         return paths
 
     def _json(self) -> str:

@@ -32,6 +32,8 @@ from typing import Any, Literal, TextIO
 
 import torch
 
+from ..data.whole_file import whole_file
+
 Ending = Literal["returned", "raised", "out of time", "out of memory", "crashed"]
 
 
@@ -196,9 +198,8 @@ def _run(task: str, result: str, memory_limit: int | None) -> None:
         content = pickle.dumps(outcome)
     except Exception as error:  # what was returned or raised cannot be sent
         content = pickle.dumps(Outcome("raised", None, outcome.message or f"{type(error).__name__}: {error}"))
-    part = Path(f"{result}.part")
-    part.write_bytes(content)
-    os.replace(part, result)
+    with whole_file(result) as part:
+        part.write_bytes(content)
 
 
 def _load_and_call(task: str) -> Any:

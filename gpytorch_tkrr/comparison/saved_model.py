@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from ..data.parallel import ONE_PROCESS, Processes
 from ..data.source import Shard, summarise
 from ..data.table import Columns, complete_rows, require_complete
 from ..data.task import Task, check_data
+from ..data.whole_file import whole_file
 from ..errors import InputError
 from ..inference.als import fit_als
 from ..inference.gibbs import fit_gibbs
@@ -65,9 +65,8 @@ class SavedModel:
             "state_dict": self.contender.model.state_dict(),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        torch.save(content, part)
-        os.replace(part, path)
+        with whole_file(path) as part:
+            torch.save(content, part)
 
     @classmethod
     def load(cls, path: str | Path) -> SavedModel:
@@ -93,8 +92,8 @@ class SavedModel:
     @classmethod
     def _from_content(cls, content: dict[str, Any]) -> SavedModel:
         """The model that :meth:`save` has written."""
-        contender = _contender(content["method"], "classification" if content["classes"] else "regression")
-        contender.rank, contender.num_basis = content["settings"]["rank"], content["settings"]["num_basis"]
+        task: Task = "classification" if content["classes"] else "regression"
+        contender = _contender(content["method"], task, **content["settings"])
         contender.model = contender.new_model().double()
         contender.model.load_state_dict(content["state_dict"])
         contender.model.eval()
@@ -151,10 +150,8 @@ def fit_table(
     :param progress: Whether to show a progress bar.
     """
     data = check_data(columns.matrix(frame), frame[target].to_numpy(), task)
-    contender = _contender(method, data.task)
+    contender = _contender(method, data.task, rank, num_basis)
     contender.seed, contender.progress = seed, progress
-    contender.rank = contender.rank if rank is None else rank
-    contender.num_basis = contender.num_basis if num_basis is None else num_basis
     contender.fit(data.x, data.y)
     return SavedModel(method, contender, columns, target, data.classes)
 
@@ -188,9 +185,7 @@ def fit_file(
     :param checkpoint: A file to go on from if the fit is stopped.
     :param processes: The processes that fit together.
     """
-    contender = _contender(method, "regression")
-    contender.rank = contender.rank if rank is None else rank
-    contender.num_basis = contender.num_basis if num_basis is None else num_basis
+    contender = _contender(method, "regression", rank, num_basis)
     table = open_table(path, target=target, inputs=inputs)
     rows = Shard(table, processes.rank, processes.size)
     summary = summarise(rows, group=processes)
@@ -205,7 +200,9 @@ def fit_file(
     return SavedModel(method, contender, Columns(table.inputs), target, None)
 
 
-def _contender(method: str, task: Task) -> ALSContender:
+def _contender(method: str, task: Task, rank: int | None, num_basis: int | None) -> ALSContender:
     contender = CONTENDERS[method](task=task)
     assert isinstance(contender, ALSContender)
+    contender.rank = contender.rank if rank is None else rank
+    contender.num_basis = contender.num_basis if num_basis is None else num_basis
     return contender

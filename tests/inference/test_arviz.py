@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 import warnings
 
 import gpytorch
@@ -207,14 +207,7 @@ def test_one_input_and_a_later_fit_by_als():
 
 
 def test_without_arviz(gibbs, monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "arviz":
-            raise ImportError(name)
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "arviz", None)
     with pytest.raises(ImportError, match=r"gpytorch_tkrr\[arviz\]"):
         gibbs.to_arviz()
 
