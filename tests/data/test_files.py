@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.data.source import Shard, TrainingData, as_source
+from gpytorch_tkrr.data.source import Shard, as_source
+from gpytorch_tkrr.data.training import TrainingData
 
 N = 103
 COLUMNS = ["month", "hour", "distance", "delay"]

@@ -7,7 +7,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.data.source import Shard, TensorSource, TrainingData, as_source
+from gpytorch_tkrr.data.source import Shard, TensorSource, as_source
+from gpytorch_tkrr.data.training import TrainingData
 from gpytorch_tkrr.errors import InputError
 
 X, Y = torch.randn(50, 3), torch.randn(50)
