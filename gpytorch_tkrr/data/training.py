@@ -214,14 +214,14 @@ class TrainingData:
 
 
 def _summary(batch: Batch) -> Summary:
-    weight = torch.ones_like(batch.y) if batch.weight is None else batch.weight
+    """The summary of a batch; it shares no memory with the source, which may use it again."""
+    weight = torch.ones_like(batch.y) if batch.weight is None else batch.weight.clone()
     mass = float(weight.sum())
     mean = float(weight @ batch.y) / mass
     variance = float(weight @ (batch.y - mean) ** 2) / mass
     lower, upper = batch.x.amin(0), batch.x.amax(0)
-    return Summary(
-        batch.num_rows, batch.x.shape[1], mean, variance, lower, upper, mass, batch.x, weight, _fingerprint(batch)
-    )
+    x, fingerprint = batch.x.clone(), _fingerprint(batch)
+    return Summary(batch.num_rows, x.shape[1], mean, variance, lower, upper, mass, x, weight, fingerprint)
 
 
 def _copy(batch: Batch) -> Batch:

@@ -332,10 +332,8 @@ class GibbsFit:
         limits = model.max_num_basis or [MAX_NUM_BASIS] * self.num_dims
         most = [min(limit, MAX_NUM_BASIS) for limit in limits]
         needed = num_basis_needed(model.covar_module, model.domain, most, TAIL)
-        counts = [
-            min(max(math.ceil(1.25 * num), MIN_NUM_BASIS), limit) for num, limit in zip(needed, most, strict=True)
-        ]
-        self._resize(counts)
+        wanted = [max(math.ceil(1.25 * num), MIN_NUM_BASIS) for num in needed]
+        self._resize([min(pair) for pair in zip(wanted, most, strict=True)])
         state.factors = self._resized(state.factors)
 
     def _resized(self, factors: Sequence[Tensor]) -> list[Tensor]:

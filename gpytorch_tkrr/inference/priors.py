@@ -1,5 +1,7 @@
-r"""Priors of CP components. Both have the covariance of the kernel, :math:`\sigma^2 \prod_d k_d`; they differ in how a sum
-of R products departs from a Gaussian process.
+r"""Priors of CP components.
+
+Both have the covariance of the kernel, :math:`\sigma^2 \prod_d k_d`; they differ in how a sum of R products departs
+from a Gaussian process.
 
 :class:`SoftRankPrior` is that of :mod:`.sampler`: every weight is normal, and a precision for each component can switch
 it off. :class:`SparsePrior` is that of :mod:`.few_rows`: most components depend on few inputs.

@@ -172,8 +172,8 @@ class TKRR(GP):
         Choose what has not been given, from the data, once: kernel, input warp, box, numbers of functions. The default
         mean is set to the mean of the targets. The fits do this first; nothing else changes these.
 
-        :param data: As for :func:`~gpytorch_tkrr.fit_als`, or a :class:`~gpytorch_tkrr.Summary`; by default the training
-            data. What :meth:`training_data` has read is also centred (:meth:`center`).
+        :param data: As for :func:`~gpytorch_tkrr.fit_als`, or a :class:`~gpytorch_tkrr.Summary`; by default the
+            training data. What :meth:`training_data` has read is also centred (:meth:`center`).
 
         Example:
             >>> import gpytorch, torch, gpytorch_tkrr as tkrr
@@ -204,7 +204,7 @@ class TKRR(GP):
         chosen = given.completed(
             summary, adapts_warp=self.adapts_warp, adapts_num_basis=self.adapts_num_basis, dtype=dtype
         )
-        self.covar_module, self.domain, self.warp = chosen.kernel, chosen.domain, chosen.warp
+        self.warp, self.covar_module, self.domain = chosen.warp, chosen.kernel, chosen.domain
         self.num_basis, self.max_num_basis = chosen.num_basis, chosen.max_num_basis
         assert self.domain is not None
         check_inside(self.domain, summary.lower, summary.upper)
