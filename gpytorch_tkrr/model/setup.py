@@ -10,7 +10,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from ..data.training import Summary
-from ..errors import DomainError, SeparableKernelWarning
+from ..errors import DomainError, InputError, SeparableKernelWarning
 from ..features.domain import Domain
 from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, SpectralTerm, separate
 from .anova import anova_kernel
@@ -65,6 +65,17 @@ class Setup:
         if domain is None:
             domain = choose_box(kernel, summary.lower, summary.upper, 0.01 / summary.num_dims)
         return Setup(kernel, domain, warp, num_basis, max_num_basis)
+
+
+def check_num_dims(given: int, known: int | None) -> None:
+    """
+    An error where data have another number of inputs than the model.
+
+    :param given: That of the data.
+    :param known: That of the model; None while it has none.
+    """
+    if known not in (None, given):
+        raise InputError(f"The data have {given} input dimensions; the model has {known}.")
 
 
 def check_inside(domain: Domain, lower: Tensor, upper: Tensor) -> None:

@@ -45,7 +45,7 @@ from .laplace import LaplacePosterior, laplace_blocks
 from .posterior import PosteriorCovariance
 from .probit import as_signs
 from .rollback import rollback_on_error
-from .setup import Setup, announce_products, check_inside
+from .setup import Setup, announce_products, check_inside, check_num_dims
 from .warp import InputWarp
 
 #: Posteriors that can be restored from a `state_dict`, by their kind.
@@ -137,7 +137,7 @@ class TKRR(GP):
         self.register_load_state_dict_post_hook(_renew_bases)
         if train_x is not None and train_y is not None:
             self.train_inputs, self.train_targets = _checked(train_x, train_y)
-            self._choose(self._summary())
+            self._choose(TrainingData(self._source(), targets=self._label_map()).summary)
             if self.fits_mean:
                 self.mean_module.to(self.train_inputs[0])
         elif self.covar_module is not None and self.domain is not None and self._known_num_dims() is not None:
@@ -184,7 +184,7 @@ class TKRR(GP):
         """
         data = data if isinstance(data, Summary) else self.training_data(data)
         summary = data if isinstance(data, Summary) else data.summary
-        self._require_num_dims(summary.num_dims)
+        check_num_dims(summary.num_dims, self._known_num_dims())
         with rollback_on_error(self):
             if self.covar_module is None or self.domain is None:
                 self._choose(summary)
@@ -210,11 +210,6 @@ class TKRR(GP):
         check_inside(self.domain, summary.lower, summary.upper)
         announce_products(self.separate())
         self.warn_if_missing(summary.lower, summary.upper)
-
-    def _require_num_dims(self, num_dims: int) -> None:
-        known = self._known_num_dims()
-        if known is not None and num_dims != known:
-            raise InputError(f"The data have {num_dims} input dimensions; the model has {known}.")
 
     def resize(
         self,
@@ -285,9 +280,6 @@ class TKRR(GP):
             weight = noise.detach().double().mean() / noise.detach().double()  # noise that differs between rows
         return TensorSource(self.train_inputs[0], self.train_targets, weight)
 
-    def _summary(self) -> Summary:
-        return TrainingData(self._source(), targets=self._label_map()).summary
-
     def _label_map(self) -> Any:
         return as_signs if isinstance(self.likelihood, BernoulliLikelihood) else None
 
@@ -321,7 +313,7 @@ class TKRR(GP):
 
         :param training: As :meth:`training_data` returns them.
         """
-        self._require_num_dims(training.summary.num_dims)
+        check_num_dims(training.summary.num_dims, self._known_num_dims())
         training.center(self._mean, self.warp)
 
     @torch.no_grad()
@@ -351,11 +343,21 @@ class TKRR(GP):
                     f"Cannot modify shape, dtype or device of {name} (expected {tuple(old.shape)}, {old.dtype}, "
                     f"{old.device}; found {tuple(new.shape)}, {new.dtype}, {new.device}). Pass strict=False."
                 )
+        if self.domain is not None:
+            rows = as_inputs(x)
+            check_inside(self.domain, rows.amin(0), rows.amax(0))
         with rollback_on_error(self):
-            self._replace_rows(x, y)
+            self.train_inputs, self.train_targets = (x,), y
             if self.domain is None or self.covar_module is None:
-                self._choose(self._summary())
-        self._warn_of_stale_posterior("replaced")
+                self._choose(TrainingData(self._source(), targets=self._label_map()).summary)
+        if self.is_fitted and not self.is_stale:
+            self.is_stale = True
+            warnings.warn(
+                "The training data of a fitted model were changed: its posterior is that of the old data until the "
+                "next fit.",
+                StalePosteriorWarning,
+                stacklevel=2,
+            )
 
     def append_train_data(self, x: Tensor, y: Tensor) -> None:
         """
@@ -373,24 +375,7 @@ class TKRR(GP):
                 )
             x = torch.cat([self.train_inputs[0], x.to(self.train_inputs[0])])
             y = torch.cat([self.train_targets, y.to(self.train_targets)])
-        self._replace_rows(x, y)
-        self._warn_of_stale_posterior("extended")
-
-    def _replace_rows(self, x: Tensor, y: Tensor) -> None:
-        if self.domain is not None:
-            rows = as_inputs(x)
-            check_inside(self.domain, rows.amin(0), rows.amax(0))
-        self.train_inputs, self.train_targets = (x,), y
-
-    def _warn_of_stale_posterior(self, what: str) -> None:
-        if self.is_fitted and not self.is_stale:
-            self.is_stale = True
-            warnings.warn(
-                f"The training data of a fitted model were {what}: its posterior is that of the old data until the "
-                "next fit.",
-                StalePosteriorWarning,
-                stacklevel=3,
-            )
+        self.set_train_data(x, y, strict=False)
 
     # Noise and posterior
 

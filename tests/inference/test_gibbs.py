@@ -105,7 +105,7 @@ def test_draws_of_other_data_means_or_sizes_are_not_continued():
         with pytest.raises(InputError, match=r"of the data was .* do not mix"):
             fit_gibbs(model, data=data, **more)
         assert model.posterior is before and float(model.mean_module.constant) == pytest.approx(float(y.mean()))
-    with pytest.warns(StalePosteriorWarning, match="extended"):
+    with pytest.warns(StalePosteriorWarning, match="changed"):
         model.append_train_data(x[:5], y[:5])
     assert model.is_stale
     with pytest.raises(InputError, match="num_rows of the data was 60 and is now 65"):

@@ -74,7 +74,7 @@ def test_values_attributes_and_modules_come_back():
     assert not hasattr(kernel, "extra") and torch.equal(kernel.box, torch.zeros(2))
     with rollback_on_error(kernel):
         kernel.base_kernel.lengthscale = 9.0
-    assert float(module.lengthscale) == pytest.approx(9.0)  # no error, no rollback
+    assert module.lengthscale.item() == pytest.approx(9.0)  # no error, no rollback
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
