@@ -391,7 +391,8 @@ class ALSFit:
         sharers = self.step.sharers(d)
         if len(sharers) > 2 and d not in (sharers[0], sharers[-1]):
             return  # the sum over many modes is dear: twice per sweep is enough
-        self.step(d, {k: self._evidence(memory) for k, memory in self.memories.items()})
+        with rollback_on_error(self.model):  # Ctrl-C keeps the fit: not with hyperparameters that were only tried
+            self.step(d, {k: self._evidence(memory) for k, memory in self.memories.items()})
         for k, mode in enumerate(self.separable.modes):
             new = mode.variances().detach()
             ratio = torch.where(new > 0, (self.variances[k] / new).sqrt(), torch.zeros_like(new))

@@ -89,22 +89,24 @@ class OneVsRest(gpytorch.Module):
     ) -> list[GibbsResult]:
         """
         Fit all models by :func:`~gpytorch_tkrr.fit_gibbs`, one after the other; the parameters are explained there.
+        Where one fails or is interrupted, all stay as they were.
 
         :param seed: Seed of the first model; the following ones get the following numbers.
         :return: One result for each model.
         """
-        return [
-            fit_gibbs(
-                model,
-                num_draws=num_draws,
-                num_warmup=num_warmup,
-                num_chains=num_chains,
-                seed=None if seed is None else seed + number,
-                progress=progress,
-                memory=memory,
-            )
-            for number, model in enumerate(self._known_models())
-        ]
+        with rollback_on_error(self):
+            return [
+                fit_gibbs(
+                    model,
+                    num_draws=num_draws,
+                    num_warmup=num_warmup,
+                    num_chains=num_chains,
+                    seed=None if seed is None else seed + number,
+                    progress=progress,
+                    memory=memory,
+                )
+                for number, model in enumerate(self._known_models())
+            ]
 
     def class_probabilities(self, x: Tensor) -> Tensor:
         """

@@ -104,7 +104,7 @@ def test_draws_of_other_data_means_or_sizes_are_not_continued():
     for data in [(x, -y), (x, y.flip(0)), (x[:-1], y[:-1]), (x, y, torch.linspace(0.5, 1.5, 60).double())]:
         with pytest.raises(InputError, match=r"of the data was .* do not mix"):
             fit_gibbs(model, data=data, **more)
-        assert model.posterior is before and float(model.mean_module.constant) == pytest.approx(float(y.mean()))
+        assert model.posterior is before and model.mean_module.constant.item() == pytest.approx(float(y.mean()))
     with pytest.warns(StalePosteriorWarning, match="changed"):
         model.append_train_data(x[:5], y[:5])
     assert model.is_stale

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import gpytorch_tkrr as tkrr
+from gpytorch_tkrr.cp.evidence import HyperparameterStep
 from gpytorch_tkrr.inference import gibbs
 from gpytorch_tkrr.model.rollback import rollback_on_error
 
@@ -143,6 +144,46 @@ def test_several_classes_load_all_or_nothing():
         model.load_state_dict(state)
     for record in records:
         record.assert_same()
+
+
+def test_several_classes_are_fitted_all_or_none(monkeypatch):
+    x, _ = make_data()
+    model = tkrr.OneVsRest(x, (3 * x[:, 0]).long(), rank=2, num_basis=4)
+    model.fit(num_draws=4, num_warmup=2, seed=0)
+    records, original, count = [Record(each) for each in model.models], gibbs.GibbsFit.sweep, 0
+
+    def stopped(self, *args):
+        nonlocal count
+        count += 1
+        if count == 8:  # in the second model
+            raise KeyboardInterrupt
+        original(self, *args)
+
+    monkeypatch.setattr(gibbs.GibbsFit, "sweep", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(num_draws=4, num_warmup=2, seed=1)
+    for record in records:
+        record.assert_same()
+
+
+def test_interrupted_least_squares_do_not_keep_hyperparameters_that_were_only_tried(monkeypatch):
+    x, y = make_data()
+    model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood().double(), rank=3, num_basis=8)
+    original, count = HyperparameterStep.__call__, 0
+
+    def stopped(self, *args):
+        nonlocal count
+        original(self, *args)
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(HyperparameterStep, "__call__", stopped)
+    result = tkrr.fit_als(model, learn_hyperparameters=True, seed=0)
+    assert "Interrupted" in result.message
+    variances = [mode.variances() for mode in model.separate().modes]
+    assert all(torch.equal(*pair) for pair in zip(variances, model.posterior.variances, strict=True))
+    assert (model.eval()(x).mean - y).square().mean() < y.var()
 
 
 def test_data_outside_of_the_box_are_refused():

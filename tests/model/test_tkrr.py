@@ -156,7 +156,7 @@ def test_reading_and_predicting_change_nothing_and_preparing_does():
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
     model.prepare(training.summary)
     kernel, domain = model.covar_module, model.domain
-    assert model.num_dims == 2 and float(model.mean_module.constant) == pytest.approx(float(y.mean()))
+    assert model.num_dims == 2 and model.mean_module.constant.item() == pytest.approx(float(y.mean()))
     model.prepare((x, y + 1))  # kernel and box are chosen once
     assert model.covar_module is kernel and model.domain is domain
     with pytest.raises(tkrr.InputError, match="have 3 input dimensions; the model has 2"):
@@ -164,7 +164,7 @@ def test_reading_and_predicting_change_nothing_and_preparing_does():
     tkrr.fit_als(model, data=(x, y), max_sweeps=1, seed=0)
     model.posterior.blocks = None
     model.compute_covariance(data=(x, y + 5))
-    assert float(model.mean_module.constant) == pytest.approx(float(y.mean()))
+    assert model.mean_module.constant.item() == pytest.approx(float(y.mean()))
 
 
 def test_resize():
