@@ -15,8 +15,9 @@ from torch import Tensor
 
 from benchmarks.harness import Report, best_of
 from gpytorch_tkrr import TKRR, Domain, FrobeniusPenalty
-from gpytorch_tkrr.cp.sums import Design, FactorSums
-from gpytorch_tkrr.inference.als import _Fit
+from gpytorch_tkrr.cp.design import Design
+from gpytorch_tkrr.cp.sums import FactorSums
+from gpytorch_tkrr.inference.als import ALSFit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +55,9 @@ def _measure(report: Report, args: argparse.Namespace, inputs: str, x: Tensor, y
     likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
     model = TKRR(x, y, likelihood, kernel=kernel, rank=rank, num_basis=args.basis, domain=Domain(0.5, 1.0))
     with torch.no_grad():
-        fit = _Fit(model, model.training_data(), FrobeniusPenalty(), False, 8 << 30)
+        training = model.training_data(memory=8 << 30)
+        model.prepare(training)
+        fit = ALSFit(model, training, FrobeniusPenalty(), False, 8 << 30)
         fit.start(None, torch.Generator().manual_seed(0))
         objective: list[float] = []
         for d in (0, 1):  # the first builds the kept products

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.harness import Report, best_of
 from gpytorch_tkrr import TKRR, Domain, FrobeniusPenalty
-from gpytorch_tkrr.inference.als import _Fit
+from gpytorch_tkrr.inference.als import ALSFit
 
 BASE = {"N": 50_000, "D": 8, "M": 20, "R": 5}
 
@@ -57,7 +57,9 @@ def _seconds(N: int, D: int, M: int, R: int, repeat: int) -> float:
     model = TKRR(x, y, likelihood, kernel=kernel, rank=R, num_basis=M, domain=Domain(0.5, 1.5))
     order = [*range(1, D), *range(D - 2, -1, -1)]
     with torch.no_grad():
-        fit = _Fit(model, model.training_data(), FrobeniusPenalty(), False, 16 << 30)
+        training = model.training_data(memory=16 << 30)
+        model.prepare(training)
+        fit = ALSFit(model, training, FrobeniusPenalty(), False, 16 << 30)
         fit.start(None, torch.Generator().manual_seed(0))
         objective: list[float] = []
         fit.update(0, objective)

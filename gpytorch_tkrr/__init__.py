@@ -12,7 +12,8 @@ from .comparison.comparison import Comparison, compare
 from .cp.penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
 from .data.checkpoint import Checkpoint
 from .data.files import CSVSource, NpySource, NpzSource, ParquetSource, open_table
-from .data.source import ArraySource, Shard, Summary, summarise
+from .data.source import ArraySource, Shard
+from .data.training import Summary, summarise
 from .errors import (
     ApproximationWarning,
     CheckpointError,
@@ -39,9 +40,10 @@ from .hilbert.distribution import ReducedRankNormal
 from .hilbert.functions import FunctionDraws, draw_posterior_functions, draw_prior_functions
 from .hilbert.gp import HilbertGP
 from .hilbert.kernel import HilbertKernel
-from .inference.als import ALSResult, fit_als
-from .inference.gibbs import GibbsResult, fit_gibbs
+from .inference.als import fit_als
+from .inference.gibbs import fit_gibbs
 from .inference.one_vs_rest import OneVsRest
+from .inference.results import ALSResult, GibbsResult
 from .model.anova import CenteredLinearKernel, anova_kernel
 from .model.effects import EmpiricalMeasure, MainEffects, SobolIndices, UniformMeasure, main_effects, sobol_indices
 from .model.prediction import Prediction

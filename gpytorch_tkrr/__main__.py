@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 #: What is taken of the flight delays where the command line does not say: about two minutes on two cores.
 FLIGHT_SIZES = {"max_train": 10_000, "max_test": 4000, "splits": 1}
 
+#: Exit code after Ctrl-C, as shells count: 128 and the number of the signal.
+INTERRUPTED = 130
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """
     Run a command.
 
     :param argv: Arguments; those of the process by default.
-    :return: 0, or 2 if something about the input is wrong.
+    :return: 0; 2 if something about the input is wrong; 130 if the command was interrupted.
     """
     parser = _parser()
     args = parser.parse_args(argv)
@@ -41,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
-        return 130
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,7 +149,7 @@ def _compare(args: argparse.Namespace) -> int:
     print(f"\n{result}\n")
     for path in result.write(args.output, overwrite=args.force):
         print(path)
-    return 0
+    return INTERRUPTED if result.is_interrupted else 0
 
 
 def _fit(args: argparse.Namespace) -> int:

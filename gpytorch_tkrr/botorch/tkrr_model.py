@@ -36,10 +36,11 @@ from ..errors import ConvergenceWarning, InputError, NotFittedError
 from ..features.separable import num_basis_needed
 from ..hilbert.prediction import WeightPosterior
 from ..inference.als import fit_als
-from ..inference.few_rows import SparseComponents
+from ..inference.few_rows import sample_few_rows
 from ..inference.gibbs import MAX_NUM_BASIS, TAIL, fit_gibbs
-from ..model.draws import DrawsPosterior
-from ..model.tkrr import TKRR, choose_box
+from ..model.rollback import rollback_on_error
+from ..model.setup import choose_box
+from ..model.tkrr import TKRR
 from .box import input_range, join_range
 from .dispatch import register_custom_fit
 from .outcomes import choose_outcomes, join_outcomes
@@ -51,10 +52,8 @@ JITTER = 1e-6
 #: Up to so many observations the chains of a fit move side by side.
 FEW_ROWS = 150
 
-#: How many components, sweeps before the first draw, and draws there are then. With more components than observations a
-#: chain fits them from its first sweep on. Chains get fewer with more observations, whose N x N matrices are dear.
-FEW_ROWS_RANK, NUM_WARMUP, NUM_DRAWS = 128, 20, 256
-MIN_CHAINS, MAX_CHAINS, MAX_ENTRIES = 16, 64, 64 * 60**2
+#: How many components there are then. With more components than observations a chain fits them from its first sweep on.
+FEW_ROWS_RANK = 128
 
 #: The same for many: what :func:`~gpytorch_tkrr.fit_gibbs` is called with.
 MANY_ROWS_RANK = 16
@@ -64,9 +63,6 @@ MANY_ROWS_SETTINGS = {"num_chains": 1, "num_warmup": 20, "num_draws": 20}
 #: the box only has to suit the lengthscales as they are.
 FEW_ROWS_IMAGE = 0.025
 MANY_ROWS_IMAGE = 0.001
-
-#: However little of a mode's variance is in its first function, some components use only that.
-MAX_SHARE = 0.99
 
 #: BoTorch's lower bound of lengthscales on the unit cube.
 MIN_LENGTHSCALE = 0.025
@@ -225,27 +221,28 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         is_short = optimizer in (None, fit_gibbs) and not settings
         if is_short:
             settings = dict(MANY_ROWS_SETTINGS)
-        mll.train()
-        with torch.no_grad():
-            x = self.transform_inputs(self.train_inputs[0])
-        self._range = join_range(self._range, x)
-        for i, y in enumerate(self.train_targets.reshape(self.num_outputs, -1)):
-            model, yvar = self.model(i), None if self._yvar is None else self._yvar[:, i]
-            chosen = int(torch.randint(2**31, ())) if seed is None else seed
-            if settings.get("num_warmup") != 0 or not model.is_fitted:  # else the draws are to be continued
-                model.rank = _default_rank(num_rows) if self._has_default_rank else model.rank
-                self._fit_pilot(model, x, y, yvar, FEW_ROWS_IMAGE if is_few else MANY_ROWS_IMAGE, options)
-            if is_few:
-                _sample_side_by_side(model, x, y, model.noise() if yvar is None else yvar, self._range, chosen)
-                continue
-            data = (x, y) if yvar is None else (x, y, model.noise().detach().to(x) / yvar)
-            with warnings.catch_warnings():
-                if is_short:  # such a chain is meant to disagree with itself
-                    warnings.simplefilter("ignore", ConvergenceWarning)
-                (optimizer or fit_gibbs)(model, data=data, **settings, seed=chosen)
-        self._updates = [None] * self.num_outputs
-        self._share_noise()
-        return mll.eval()
+        with rollback_on_error(self):
+            mll.train()
+            with torch.no_grad():
+                x = self.transform_inputs(self.train_inputs[0])
+            self._range = join_range(self._range, x)
+            for i, y in enumerate(self.train_targets.reshape(self.num_outputs, -1)):
+                model, yvar = self.model(i), None if self._yvar is None else self._yvar[:, i]
+                chosen = int(torch.randint(2**31, ())) if seed is None else seed
+                if settings.get("num_warmup") != 0 or not model.is_fitted:  # else the draws are to be continued
+                    model.resize(rank=_default_rank(num_rows) if self._has_default_rank else None)
+                    self._fit_pilot(model, x, y, yvar, FEW_ROWS_IMAGE if is_few else MANY_ROWS_IMAGE, options)
+                if is_few:
+                    sample_few_rows(model, x, y, model.noise() if yvar is None else yvar, self._range, seed=chosen)
+                    continue
+                data = (x, y) if yvar is None else (x, y, model.noise().detach().to(x) / yvar)
+                with warnings.catch_warnings():
+                    if is_short:  # such a chain is meant to disagree with itself
+                        warnings.simplefilter("ignore", ConvergenceWarning)
+                    (optimizer or fit_gibbs)(model, data=data, **settings, seed=chosen)
+            self._updates = [None] * self.num_outputs
+            self._share_noise()
+            return mll.eval()
 
     def _fit_pilot(
         self, model: TKRR, x: Tensor, y: Tensor, yvar: Tensor | None, image: float, options: dict[str, Any] | None
@@ -255,10 +252,12 @@ class TKRRModel(GPyTorchModel, GP, FantasizeMixin):
         kernel = model.covar_module
         assert kernel is not None
         fit_pilot(x, y, model.mean_module, kernel, likelihood, options)
-        model.domain = choose_box(kernel, *self._range, image, room=0.0).to(x)
+        domain = choose_box(kernel, *self._range, image, room=0.0).to(x)
+        num_basis = None
         if model.adapts_num_basis:
             most = [MAX_NUM_BASIS] * x.shape[-1]
-            model.num_basis = tuple(max(num, 2) for num in num_basis_needed(kernel, model.domain, most, TAIL))
+            num_basis = [max(num, 2) for num in num_basis_needed(kernel, domain, most, TAIL)]
+        model.resize(domain=domain, num_basis=num_basis)
 
     def set_train_data(self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True) -> None:
         """
@@ -471,40 +470,6 @@ def _make_likelihood(yvar: Tensor | None) -> GaussianLikelihood:
     likelihood.noise = yvar.mean()
     likelihood.raw_noise.requires_grad_(False)
     return likelihood
-
-
-@torch.no_grad()
-def _sample_side_by_side(
-    model: TKRR, x: Tensor, y: Tensor, noise: Tensor, ends: tuple[Tensor, Tensor], seed: int
-) -> None:
-    """Give a model draws of its factors at its present hyperparameters."""
-    separable = model.separate()
-    fraction = torch.linspace(0, 1, 33).to(ends[0])
-    features, variances, shares = [], [], []
-    for d, mode in enumerate(separable.modes):
-        v = mode.variances()
-        squares = mode.basis(ends[0][d] + fraction * (ends[1][d] - ends[0][d])).square() * v
-        features.append(mode.basis(x[:, d].double()))
-        variances.append(v)
-        shares.append(min(float(1 - (squares[:, 0] / squares.sum(-1)).mean()), MAX_SHARE))
-    num_chains = min(max(MAX_ENTRIES // len(y) ** 2, MIN_CHAINS), MAX_CHAINS)
-    chains = SparseComponents(
-        features, variances, shares, float(separable.outputscale()), model.rank, num_chains,
-        torch.Generator().manual_seed(seed),
-    )  # fmt: skip
-    targets = (y - model.mean_module(x)).double()
-    noise = noise.double().expand(targets.shape)
-    for _ in range(NUM_WARMUP):
-        chains.sweep(targets, noise)
-    draws: list[list[Tensor]] = []
-    while len(draws) * num_chains < NUM_DRAWS:
-        chains.sweep(targets, noise)
-        draws.append(chains.factors())
-    factors = [torch.cat(each) for each in zip(*draws, strict=True)]  # (S, R, M_d)
-    numbers = torch.arange(num_chains, device=targets.device).repeat(len(draws))
-    bases = [mode.basis for mode in separable.modes]
-    parameters = {"noise": noise.mean().expand(len(numbers)).clone()}
-    model.set_posterior(DrawsPosterior(bases, factors, parameters, {}, numbers, {}))
 
 
 def _scale(y: Tensor) -> float:

@@ -77,6 +77,11 @@ class Comparison:
     def __str__(self) -> str:
         return "\n".join([self.title, "", self.table().to_string(), "", *_LEGEND[self.task], *self.remarks()])
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C has ended the comparison before all models were done."""
+        return any(trial.status == "interrupted" for trial in self.trials)
+
     def scores(self) -> DataFrame:
         """All numbers: a row for each model and split."""
         import pandas as pd
@@ -261,7 +266,8 @@ def compare(
     probability of class 1. It is copied for every split. Regressors of scikit-learn can be used as they are, and so can
     classifiers that have `predict_proba`. An attribute `name` is shown in the table, `num_parameters` as well.
 
-    A model that raises, crashes, or exceeds a limit is reported as such; the others go on.
+    A model that raises, crashes, or exceeds a limit is reported as such; the others go on. After Ctrl-C the result
+    holds what was finished (`result.is_interrupted`).
 
     :param x: Inputs `(N, D)`: a tensor, an array or a table of numbers.
     :param y: Targets `(N,)`; for classification two different values of any kind.

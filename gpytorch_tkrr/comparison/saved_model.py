@@ -16,7 +16,7 @@ import torch
 
 from ..data.files import open_table
 from ..data.parallel import ONE_PROCESS, Processes
-from ..data.source import Shard, summarise
+from ..data.source import Shard
 from ..data.table import Columns, complete_rows, require_complete
 from ..data.task import Task, check_data
 from ..data.whole_file import whole_file
@@ -188,13 +188,13 @@ def fit_file(
     contender = _contender(method, "regression", rank, num_basis)
     table = open_table(path, target=target, inputs=inputs)
     rows = Shard(table, processes.rank, processes.size)
-    summary = summarise(rows, group=processes)
-    if summary.variance == 0:
-        raise InputError(f"The target is constant: all values are {summary.mean:g}. There is nothing to learn.")
     contender.model = contender.new_model().double().to(processes.device)
+    data = contender.model.training_data(rows, processes, memory=memory)
+    if data.summary.variance == 0:
+        raise InputError(f"The target is constant: all values are {data.summary.mean:g}. There is nothing to learn.")
     fit = fit_gibbs if method == "tkrr-gibbs" else partial(fit_als, learn_hyperparameters=True)
     fit(
-        contender.model, data=rows, seed=seed, progress=progress, memory=memory, group=processes, checkpoint=checkpoint
+        contender.model, data=data, seed=seed, progress=progress, memory=memory, group=processes, checkpoint=checkpoint
     )  # fmt: skip
     contender.model.cpu()
     return SavedModel(method, contender, Columns(table.inputs), target, None)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError, InputError
 from .parallel import ONE_PROCESS, Processes
-from .source import Summary
+from .training import Summary
 
 MAGIC = b"gpytorch_tkrr checkpoint 1\n"
 
@@ -122,11 +122,11 @@ class Checkpoint:
             raise CheckpointError(
                 f"The checkpoint {self.path} holds something else, or more than tensors and numbers. {remedy}"
             ) from error
-        name = _difference(self._identity, saved)
+        name = difference(self._identity, saved)
         if name is not None:
             raise CheckpointError(
-                f"The checkpoint {self.path} belongs to another fit: {name} was {_show(saved.get(name))} and is now "
-                f"{_show(self._identity.get(name))}. {remedy}"
+                f"The checkpoint {self.path} belongs to another fit: {name} was {show(saved.get(name))} and is now "
+                f"{show(self._identity.get(name))}. {remedy}"
             )
         return state
 
@@ -181,11 +181,11 @@ def require_same_fit(identity: Mapping[str, Any], processes: Processes) -> None:
     """
     first, *others = processes.gather(identity)
     for rank, other in enumerate(others, start=1):
-        name = _difference(first, other)
+        name = difference(first, other)
         if name is not None:
             raise InputError(
-                f"Process {rank} fits something else than process 0: {name} is {_show(other.get(name))} there and "
-                f"{_show(first.get(name))} here. All processes must make the same model with the same settings; only "
+                f"Process {rank} fits something else than process 0: {name} is {show(other.get(name))} there and "
+                f"{show(first.get(name))} here. All processes must make the same model with the same settings; only "
                 "their rows differ."
             )
 
@@ -206,8 +206,13 @@ def move_tensors(value: Any, device: torch.device) -> Any:
     return value
 
 
-def _difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> str | None:
-    """The first name whose values differ."""
+def difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> str | None:
+    """
+    The first name whose values differ, numbers by more than the rounding of sums over data in another order.
+
+    :param left: Names and values: numbers, strings, tensors.
+    :param right: Others.
+    """
     return next((name for name in {**left, **right} if not _same(left.get(name), right.get(name))), None)
 
 
@@ -220,6 +225,11 @@ def _same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
+    """
+    A value in an error message, not longer than a line.
+
+    :param value: A value of :func:`difference`.
+    """
     text = str(value.tolist()) if isinstance(value, Tensor) else repr(value)
     return text if len(text) < 80 else text[:77] + "..."

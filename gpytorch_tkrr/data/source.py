@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import mmap
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,13 +14,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
 from ..errors import InputError
-from .parallel import ONE_PROCESS, Processes, as_processes
 
 #: Rows per batch: few enough for the cache, enough to count distinct values.
 BATCH_ROWS = 65536
-
-#: Rows that the sample of a summary holds at most.
-SAMPLE_ROWS = 16384
 
 
 @dataclass
@@ -346,187 +340,3 @@ def _check_finite(batch: Batch, offset: int) -> None:
     raise InputError(
         f"The {name} hold NaN or infinite values (the first is in row {offset + first}). Drop or impute these rows."
     )
-
-
-@dataclass
-class Summary:
-    r"""
-    What one pass over the data tells.
-
-    :param num_rows: N.
-    :param num_dims: D.
-    :param mean: Mean of the targets, weighted.
-    :param variance: Mean squared deviation of the targets from their mean, weighted.
-    :param lower: Smallest inputs `(D,)`.
-    :param upper: Largest inputs `(D,)`.
-    :param mass: The sum of the row weights.
-    :param sample: Inputs of evenly spaced rows `(n, D)`, of all rows where they are few.
-    :param fingerprint: :math:`\sum_n \max(\pm y_n, 0) |x_{nd}|`, `(2, D)`, the same for the same rows in
-        whatever order and batches.
-    :param stride: The sample holds one row in so many.
-
-    Example:
-        >>> import torch, gpytorch_tkrr as tkrr
-        >>> x, y = torch.arange(6.0).reshape(6, 1), torch.arange(6.0)
-        >>> whole, parts = tkrr.summarise((x, y)), [tkrr.summarise((x[i : i + 3], y[i : i + 3])) for i in (0, 3)]
-        >>> (parts[0] + parts[1]).variance == whole.variance  # parts of the rows add up
-        True
-        >>> whole.num_rows, whole.mean, whole.upper.tolist(), whole.num_distinct()
-        (6, 2.5, [5.0], [6])
-    """
-
-    num_rows: int
-    num_dims: int
-    mean: float
-    variance: float
-    lower: Tensor
-    upper: Tensor
-    mass: float
-    sample: Tensor
-    fingerprint: Tensor
-    stride: int = 1
-
-    def __post_init__(self):
-        while self.sample.shape[0] > SAMPLE_ROWS:
-            self.sample, self.stride = self.sample[::2].clone(), 2 * self.stride
-
-    def num_distinct(self) -> list[int]:
-        """How many distinct values each column of the sample has."""
-        return [int(column.unique().numel()) for column in self.sample.mT]
-
-    def to(self, device: torch.device | str) -> Summary:
-        """
-        The same on another device.
-
-        :param device: The device.
-        """
-        names = ("lower", "upper", "sample", "fingerprint")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
-
-    def __add__(self, other: Summary) -> Summary:
-        if self.num_dims != other.num_dims:
-            raise InputError(f"Some rows have {self.num_dims} inputs, others {other.num_dims}.")
-        mass = self.mass + other.mass
-        shift, share = other.mean - self.mean, other.mass / mass
-        stride = max(self.stride, other.stride)
-        samples = [part.sample[:: stride // part.stride] for part in (self, other)]
-        return Summary(
-            self.num_rows + other.num_rows,
-            self.num_dims,
-            self.mean + shift * share,
-            self.variance * (1 - share) + other.variance * share + shift**2 * share * (1 - share),
-            torch.minimum(self.lower, other.lower),
-            torch.maximum(self.upper, other.upper),
-            mass,
-            torch.cat(samples),
-            self.fingerprint + other.fingerprint,
-            stride,
-        )
-
-
-class TrainingData:
-    """
-    A source, its targets prepared: checked, mapped to numbers, freed of the mean and scaled.
-
-    The first pass is made at once; set :attr:`mean` (a function of the inputs), :attr:`scale` and :attr:`inputs` (a map
-    of the inputs, after the mean) after it.
-
-    :param source: See :func:`as_source`; where several processes take part, the rows of this one.
-    :param targets: Maps raw targets `(n,)` to float64 ones.
-    :param processes: The processes that share the data; the summary is that of all of them.
-    :param device: Where batches are moved to; by default they stay where they are.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        *,
-        targets: Callable[[Tensor], Tensor] | None = None,
-        processes: Processes = ONE_PROCESS,
-        device: torch.device | None = None,
-    ):
-        self.source = source
-        self.targets = targets
-        self.processes = processes
-        self.device = device
-        self.mean: Callable[[Tensor], Tensor] | None = None
-        self.inputs: Callable[[Tensor], Tensor] | None = None
-        self.scale = 1.0
-        self.own: Summary | None = None  # of the rows of this process
-        self.summary, self.first_row = self._summarise()
-
-    def __iter__(self) -> Iterator[Batch]:
-        count, fingerprint = 0, torch.zeros(())
-        for parts in self.source:
-            batch = read_batch(parts, targets=self.targets, device=self.device)
-            if batch.num_rows == 0:
-                continue
-            count += batch.num_rows
-            fingerprint = fingerprint.to(batch.x) + _fingerprint(batch)
-            if self.mean is not None:
-                batch.y = batch.y - self.mean(batch.x)
-            batch.y = batch.y / self.scale
-            if self.inputs is not None:
-                batch.x = self.inputs(batch.x)
-            yield batch
-        self._require_same_rows(count, fingerprint)
-
-    def _require_same_rows(self, count: int, fingerprint: Tensor) -> None:
-        """An error where a later pass has brought other rows than the first."""
-        expected = 0 if self.own is None else self.own.num_rows
-        remedy = "Every factor update reads them again: they must not change during a fit."
-        if count != expected:
-            raise InputError(f"The data had {expected} rows in the first pass and {count} in a later one. {remedy}")
-        if self.own is not None and not torch.allclose(fingerprint.cpu(), self.own.fingerprint.cpu(), 1e-9, 0.0):
-            raise InputError(
-                "The data had other rows in a later pass than in the first, though as many. A DataLoader with shuffle "
-                f"and drop_last leaves out others each time. {remedy}"
-            )
-
-    def _summarise(self) -> tuple[Summary, int]:
-        """The summary of all rows, and the number of rows that other processes hold before those of this one."""
-        summaries = self.processes.collect(self._summarise_own)
-        present = [summary for summary in summaries if summary is not None]
-        if not present:
-            raise InputError("There are no rows of data.")
-        total = reduce(operator.add, present)
-        before = [summary.num_rows for summary in summaries[: self.processes.rank] if summary is not None]
-        return total if self.device is None else total.to(self.device), sum(before)
-
-    def _summarise_own(self) -> Summary | None:
-        total: Summary | None = None
-        for batch in checked_batches(self.source, targets=self.targets, device=self.device):
-            weight = torch.ones_like(batch.y) if batch.weight is None else batch.weight
-            mass = float(weight.sum())
-            mean = float(weight @ batch.y) / mass
-            variance = float(weight @ (batch.y - mean) ** 2) / mass
-            lower, upper = batch.x.amin(0), batch.x.amax(0)
-            summary = Summary(
-                batch.num_rows, batch.x.shape[1], mean, variance, lower, upper, mass, batch.x, _fingerprint(batch)
-            )
-            total = summary if total is None else total + summary
-        self.own = total
-        return total if total is None or self.processes.size == 1 else total.to("cpu")
-
-
-def _fingerprint(batch: Batch) -> Tensor:
-    """See :class:`Summary`; sums of positive numbers, so that rounding stays relative."""
-    return torch.stack([batch.y.clamp(min=0), -batch.y.clamp(max=0)]) @ batch.x.abs()
-
-
-def summarise(data: Any, *, group: Any = None) -> Summary:
-    """
-    One pass over the data: number of rows, mean and variance of the targets, range of the inputs.
-
-    :param data: See `data` of :func:`~gpytorch_tkrr.fit_als`.
-    :param group: See `group` of :func:`~gpytorch_tkrr.fit_als`.
-
-    Example:
-        >>> import torch, gpytorch_tkrr as tkrr
-        >>> summary = tkrr.summarise((torch.tensor([[0.0], [4.0]]), torch.tensor([1.0, 2.0])))
-        >>> summary.num_rows, summary.mean
-        (2, 1.5)
-        >>> tkrr.Domain.from_bounds(summary.lower, summary.upper, boundary_factor=1.5)
-        Domain([-1, 5])
-    """
-    return TrainingData(as_source(data), processes=as_processes(group)).summary

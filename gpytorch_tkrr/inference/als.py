@@ -6,8 +6,9 @@ Reference: Wesel & Batselier (2021), *Large-scale learning with Fourier features
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,49 +16,23 @@ import torch
 from torch import Tensor
 
 from ..cp.conditional import Conditional, whitened_precision
+from ..cp.design import Design
 from ..cp.evidence import FactorData, FactorEvidence, HyperparameterStep
 from ..cp.penalty import FrobeniusPenalty, Penalty
-from ..cp.sums import Design, FactorSums
+from ..cp.sums import FactorSums
 from ..cp.weights import CPWeights, clamped_exp
 from ..data.checkpoint import Checkpoint, as_checkpoint, fit_identity, move_tensors, require_same_fit
 from ..data.parallel import as_processes
 from ..data.progress import progress_bar
-from ..data.source import TrainingData
-from ..errors import InputError
+from ..data.training import TrainingData
+from ..errors import InputError, StalePosteriorWarning
 from ..features.separable import SeparableKernel
 from ..model.laplace import LaplacePosterior, laplace_blocks
+from ..model.rollback import rollback_on_error
+from .results import ALSResult
 
 if TYPE_CHECKING:
     from ..model.tkrr import TKRR
-
-
-@dataclass
-class ALSResult:
-    """
-    What a fit by alternating least squares did.
-
-    :param objective: Squared error plus penalty after each factor update, in the units of the targets.
-    :param sweeps: Number of whole sweeps 1 -> D -> 1.
-    :param converged: Whether the last sweep improved the objective by less than `rel_tol`.
-    :param message: Why it stopped, and what to try next.
-
-    Example:
-        >>> import gpytorch, torch, gpytorch_tkrr as tkrr
-        >>> x = torch.rand(100, 2)
-        >>> likelihood = gpytorch.likelihoods.GaussianLikelihood()
-        >>> likelihood.noise = 0.01
-        >>> model = tkrr.TKRR(x, x[:, 0] * x[:, 1], likelihood, rank=2)
-        >>> result = tkrr.fit_als(model, max_sweeps=3, rel_tol=0.0, seed=0)
-        >>> result.sweeps, len(result.objective), result.objective[-1] < result.objective[0]
-        (3, 7, True)
-        >>> result.message.partition(";")[0]
-        'Stopped after 3 sweeps'
-    """
-
-    objective: list[float] = field(default_factory=list)
-    sweeps: int = 0
-    converged: bool = False
-    message: str = ""
 
 
 @torch.no_grad()
@@ -82,7 +57,8 @@ def fit_als(
     Fit a CP-weight model by alternating least squares.
 
     A sweep updates the factors in the order 1 -> D -> 1; the objective never rises. A model that has been fitted before
-    is continued from where it stands. Interrupting the fit (Ctrl-C) keeps what has been reached.
+    is continued from where it stands. Interrupting the fit (Ctrl-C) keeps what has been reached; a fit that fails
+    leaves the model as it was, its training data too.
 
     :param model: The model; its posterior is replaced.
     :param data: `(x, y)`, tensors or arrays (also :class:`numpy.memmap`), or an iterable of such batches that starts
@@ -130,47 +106,57 @@ def fit_als(
         raise ValueError(
             "new_rows are appended to the model's own training data; data replaces these. Pass one of them."
         )
-    if new_rows is not None:
-        model.append_train_data(*new_rows)
-    processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
-    training = model.training_data(data, processes)
-    starts = {f"initial_factors.{d}": factor.detach().cpu() for d, factor in enumerate(initial_factors or ())}
-    identity = fit_identity("fit_als", model, training.summary, seed=seed, penalty=repr(penalty), rel_tol=rel_tol,
-                            learn_hyperparameters=learn_hyperparameters, **starts)  # fmt: skip
-    require_same_fit(identity, processes)
-    saved = checkpoint.open(identity, processes)
-    if learn_hyperparameters and not model.is_fitted:
-        _start_scales(model, training.summary.variance)
-    fit = _Fit(model, training, penalty, learn_hyperparameters, memory)
-    seed = processes.share(int(torch.randint(2**63 - 1, ())) if seed is None else seed)
-    generator = torch.Generator().manual_seed(seed)
-    result = ALSResult()
-    if saved is None:
-        fit.start(initial_factors, generator)
-    else:
-        fit.restore(saved, result, generator)
-    num_updates = max_sweeps * 2 * (fit.num_dims - 1) + 1
-    bar = progress_bar(progress and processes.rank == 0, num_updates, "ALS", "update", done=len(result.objective))
+    with rollback_on_error(model):
+        if new_rows is not None:
+            _append(model, *new_rows)
+        processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
+        training = model.training_data(data, processes, memory=memory)
+        model.prepare(training)
+        starts = {f"initial_factors.{d}": factor.detach().cpu() for d, factor in enumerate(initial_factors or ())}
+        identity = fit_identity("fit_als", model, training.summary, seed=seed, penalty=repr(penalty), rel_tol=rel_tol,
+                                learn_hyperparameters=learn_hyperparameters, **starts)  # fmt: skip
+        require_same_fit(identity, processes)
+        saved = checkpoint.open(identity, processes)
+        if learn_hyperparameters and not model.is_fitted:
+            _start_scales(model, training.summary.variance)
+        fit = ALSFit(model, training, penalty, learn_hyperparameters, memory)
+        seed = processes.share(int(torch.randint(2**63 - 1, ())) if seed is None else seed)
+        generator = torch.Generator().manual_seed(seed)
+        result = ALSResult()
+        if saved is None:
+            fit.start(initial_factors, generator)
+        else:
+            fit.restore(saved, result, generator)
+        num_updates = max_sweeps * 2 * (fit.num_dims - 1) + 1
+        bar = progress_bar(progress and processes.rank == 0, num_updates, "ALS", "update", done=len(result.objective))
 
-    def after_update() -> None:
-        bar.update(f"objective {result.objective[-1]:.6g}")
-        if callback is not None:
+        def after_update() -> None:
+            bar.update(f"objective {result.objective[-1]:.6g}")
+            if callback is not None:
+                fit.store(None)
+                callback(model, len(result.objective))
+
+        try:
+            _run(fit, result, max_sweeps, rel_tol, generator, after_update, checkpoint)
+            fit.finish(result)
+        except KeyboardInterrupt:
+            reached = f"{len(result.objective)} factor updates"
+            result.message = f"Interrupted after {reached}; the model holds what was reached."
             fit.store(None)
-            callback(model, len(result.objective))
-
-    try:
-        _run(fit, result, max_sweeps, rel_tol, generator, after_update, checkpoint)
-        fit.finish(result)
-    except KeyboardInterrupt:
-        result.message = f"Interrupted after {len(result.objective)} factor updates; the model holds what was reached."
-        fit.store(None)
-    finally:
-        bar.close()
+        finally:
+            bar.close()
     result.objective = [value * training.scale**2 for value in result.objective]
     if learn_hyperparameters:
         result.message += _at_noise_bound(model)
         model.warn_if_missing(training.summary.lower, training.summary.upper)
     return result
+
+
+def _append(model: TKRR, x: Tensor, y: Tensor) -> None:
+    """New rows; that the posterior is stale need not be said, since a fit follows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StalePosteriorWarning)
+        model.append_train_data(x, y)
 
 
 def _start_scales(model: TKRR, variance: float) -> None:
@@ -203,7 +189,7 @@ def _at_noise_bound(model: TKRR) -> str:
 
 
 def _run(
-    fit: _Fit,
+    fit: ALSFit,
     result: ALSResult,
     max_sweeps: int,
     rel_tol: float,
@@ -254,7 +240,7 @@ class _Memory:
     form: Tensor
 
 
-class _Fit:
+class ALSFit:
     """The state of a fit: whitened weights whose columns have unit root-mean-square on the data."""
 
     def __init__(self, model: TKRR, training: TrainingData, penalty: Penalty, learn_hyperparameters: bool, memory: int):
@@ -401,7 +387,8 @@ class _Fit:
         sharers = self.step.sharers(d)
         if len(sharers) > 2 and d not in (sharers[0], sharers[-1]):
             return  # the sum over many modes is dear: twice per sweep is enough
-        self.step(d, {k: self._evidence(memory) for k, memory in self.memories.items()})
+        with rollback_on_error(self.model):  # Ctrl-C keeps the fit: not with hyperparameters that were only tried
+            self.step(d, {k: self._evidence(memory) for k, memory in self.memories.items()})
         for k, mode in enumerate(self.separable.modes):
             new = mode.variances().detach()
             ratio = torch.where(new > 0, (self.variances[k] / new).sqrt(), torch.zeros_like(new))

@@ -4,16 +4,8 @@ With few rows the posterior of CP weights has many modes and is close to the pri
 say more than a long one. Here all of them move together, by algebra with N x N matrices, so that neither the rank nor
 the number of functions matters much. The hyperparameters stay as they are.
 
-The prior is that of *sparse* components,
-
-.. math:: f(x) = \sum_{r=1}^R a_r \prod_d g_{dr}(x_d), \qquad a_r \sim N(0, \sigma^2 / R),
-
-where each factor is, with probability :math:`1 - q_d`, the first function of its mode (nearly or exactly a constant),
-:math:`g = \sqrt{v_{d1} / (1 - q_d)}\, \phi_{d1}`, and otherwise made of all others,
-:math:`g = \sum_{j > 1} w_j \phi_{dj}` with :math:`w_j \sim N(0, v_{dj} / q_d)`. Its covariance is the kernel
-:math:`\sigma^2 \prod_d k_d` exactly, for any q. Were every weight normal, a component would be a product of D normal
-variables, whose kurtosis is :math:`3^D`; here it is about :math:`\prod_d (1 + 2 q_d)`, with :math:`q_d` the share of
-the variance that the first function lacks.
+The prior is that of sparse components, :class:`~gpytorch_tkrr.inference.priors.SparsePrior`, not that of
+:func:`~gpytorch_tkrr.fit_gibbs`.
 
 A visit of mode d, given everything else, sees targets with the covariance
 
@@ -27,13 +19,27 @@ conditioning a draw from the prior (Matheron's rule).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..linalg import jittered_cholesky
+from ..model.draws import DrawsPosterior
+from .priors import SparsePrior
+
+if TYPE_CHECKING:
+    from ..model.tkrr import TKRR
+
+#: Sweeps before the first draw, and draws of all chains together.
+NUM_WARMUP, NUM_DRAWS = 20, 256
+
+#: Chains get fewer with more rows, whose N x N matrices are costly.
+MIN_CHAINS, MAX_CHAINS, MAX_ENTRIES = 16, 64, 64 * 60**2
+
+#: However little of a mode's variance is in its first function, some components use only that.
+MAX_SHARE = 0.99
 
 
 class SparseComponents:
@@ -41,38 +47,16 @@ class SparseComponents:
     Chains of the sparse CP model.
 
     :param features: The functions of each mode at the rows, D tensors `(N, M_d)`, float64.
-    :param variances: Their prior variances, D tensors `(M_d,)`.
-    :param shares: :math:`q_d`, at least 0 and below 1: how probable it is that a component uses the functions beyond
-        the first.
-    :param outputscale: :math:`\\sigma^2`.
-    :param rank: R.
+    :param prior: The prior of the components.
     :param num_chains: C.
     :param generator: Source of random numbers.
     """
 
-    def __init__(
-        self,
-        features: Sequence[Tensor],
-        variances: Sequence[Tensor],
-        shares: Sequence[float],
-        outputscale: float,
-        rank: int,
-        num_chains: int,
-        generator: torch.Generator,
-    ):
-        self.features, self.generator = list(features), generator
-        self.shares = [q if len(v) > 1 else 0.0 for q, v in zip(shares, variances, strict=True)]
-        self.scale = math.sqrt(outputscale / rank)  # prior standard deviation of an amplitude
-        self.first: list[Tensor] = []  # weights of a factor that is the first function, (M_d,)
-        self.variances: list[Tensor] = []  # prior variances of one that is not, (M_d,)
-        for q, v in zip(self.shares, variances, strict=True):
-            first, others = torch.zeros_like(v), v / q if q > 0 else torch.zeros_like(v)
-            first[0], others[0] = (v[0] / (1 - q)).sqrt(), 0.0
-            self.first.append(first)
-            self.variances.append(others)
-        self.kernels = [(phi * v) @ phi.mT for phi, v in zip(self.features, self.variances, strict=True)]
-        self.amplitudes = self.scale * self._normal(num_chains, rank)  # (C, R)
-        self.is_active = [self._uniform(num_chains, rank) < q for q in self.shares]  # (C, R) of each mode
+    def __init__(self, features: Sequence[Tensor], prior: SparsePrior, num_chains: int, generator: torch.Generator):
+        self.features, self.prior, self.generator = list(features), prior, generator
+        self.kernels = [(phi * v) @ phi.mT for phi, v in zip(self.features, prior.others, strict=True)]
+        self.amplitudes = prior.scale * self._normal(num_chains, prior.rank)  # (C, R)
+        self.is_active = [self._uniform(num_chains, prior.rank) < q for q in prior.shares]  # (C, R) of each mode
         self.weights = [self._prior_weights(d) for d in range(len(self.features))]  # (C, R, M_d)
         self.values = [w @ phi.mT for w, phi in zip(self.weights, self.features, strict=True)]  # (C, R, N)
 
@@ -89,8 +73,8 @@ class SparseComponents:
         return variances.sqrt() * self._normal(len(self.amplitudes), len(variances))
 
     def _prior_weights(self, d: int) -> Tensor:
-        noise = self._normal(*self.amplitudes.shape, len(self.first[d]))
-        return torch.where(self.is_active[d].unsqueeze(-1), self.variances[d].sqrt() * noise, self.first[d])
+        noise = self._normal(*self.amplitudes.shape, len(self.prior.first[d]))
+        return torch.where(self.is_active[d].unsqueeze(-1), self.prior.others[d].sqrt() * noise, self.prior.first[d])
 
     def function_values(self) -> Tensor:
         """f at the rows, `(C, N)`."""
@@ -117,16 +101,16 @@ class SparseComponents:
         before = self.amplitudes.unsqueeze(-1)
         for d in range(len(self.features)):
             others = before * after.pop()
-            if self.shares[d] > 0:
+            if self.prior.shares[d] > 0:
                 self._visit(d, others, targets, noise)
             before = before * self.values[d]
 
     def _draw_amplitudes(self, products: Tensor, targets: Tensor, noise: Tensor) -> None:
-        factor, _ = jittered_cholesky(self.scale**2 * products.mT @ products + torch.diag_embed(noise))
-        draw = self.scale * self._normal(*self.amplitudes.shape)
+        factor, _ = jittered_cholesky(self.prior.scale**2 * products.mT @ products + torch.diag_embed(noise))
+        draw = self.prior.scale * self._normal(*self.amplitudes.shape)
         error = targets - (draw.unsqueeze(-2) @ products).squeeze(-2) - self._noise(noise)
         solved = torch.cholesky_solve(error.unsqueeze(-1), factor)
-        self.amplitudes = draw + self.scale**2 * (products @ solved).squeeze(-1)
+        self.amplitudes = draw + self.prior.scale**2 * (products @ solved).squeeze(-1)
 
     def _visit(self, d: int, products: Tensor, targets: Tensor, noise: Tensor) -> None:
         """
@@ -137,7 +121,7 @@ class SparseComponents:
         :param targets: As for :meth:`sweep`.
         :param noise: As for :meth:`sweep`.
         """
-        phi, kernel, first = self.features[d], self.kernels[d], self.features[d] @ self.first[d]
+        phi, kernel, first = self.features[d], self.kernels[d], self.features[d] @ self.prior.first[d]
         active = self.is_active[d]
         rest = targets - first * (products * ~active.unsqueeze(-1)).sum(-2)  # what the active components explain
         used = products * active.unsqueeze(-1)
@@ -146,7 +130,7 @@ class SparseComponents:
 
         # One component of each chain may enter or leave.
         chosen = torch.randint(active.shape[1], (len(active), 1), generator=self.generator).to(active.device)
-        proposed = self._uniform(len(active), 1) < self.shares[d]
+        proposed = self._uniform(len(active), 1) < self.prior.shares[d]
         present = active.gather(1, chosen)
         sign = proposed.to(noise.dtype) - present.to(noise.dtype)  # (C, 1): +1 enters, -1 leaves
         product = products.gather(1, chosen.unsqueeze(-1).expand(-1, -1, products.shape[-1])).squeeze(1)  # (C, N)
@@ -163,7 +147,7 @@ class SparseComponents:
         weights = self._prior_weights(d)
         error = targets - (products * (weights @ phi.mT)).sum(-2) - self._noise(noise)
         solved = torch.cholesky_solve(error.unsqueeze(-1), factor).squeeze(-1)  # (C, N)
-        self.weights[d] = weights + self.variances[d] * ((used * solved.unsqueeze(-2)) @ phi)
+        self.weights[d] = weights + self.prior.others[d] * ((used * solved.unsqueeze(-2)) @ phi)
         self.values[d] = self.weights[d] @ phi.mT
 
 
@@ -171,3 +155,44 @@ def _log_density(x: Tensor, factor: Tensor) -> Tensor:
     """Log density of N(0, L L'), up to a constant; `(C, N)` and `(C, N, N)` -> `(C,)`."""
     half = torch.linalg.solve_triangular(factor, x.unsqueeze(-1), upper=False).squeeze(-1)
     return -0.5 * half.square().sum(-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+@torch.no_grad()
+def sample_few_rows(
+    model: TKRR, x: Tensor, y: Tensor, noise: Tensor, ends: tuple[Tensor, Tensor], *, seed: int
+) -> None:
+    """
+    Give a model draws of its factors at its present hyperparameters, box and sizes.
+
+    :param model: The model; its posterior is replaced, nothing else.
+    :param x: Inputs `(N, D)`.
+    :param y: Targets `(N,)`.
+    :param noise: Their noise variances, `(N,)` or a scalar.
+    :param ends: Smallest and largest inputs, `(D,)` each, between which components should be sparse.
+    :param seed: Seed of all chains.
+    """
+    separable = model.separate()
+    fraction = torch.linspace(0, 1, 33).to(ends[0])
+    features, variances, shares = [], [], []
+    for d, mode in enumerate(separable.modes):
+        v = mode.variances()
+        squares = mode.basis(ends[0][d] + fraction * (ends[1][d] - ends[0][d])).square() * v
+        features.append(mode.basis(x[:, d].double()))
+        variances.append(v)
+        shares.append(min(float(1 - (squares[:, 0] / squares.sum(-1)).mean()), MAX_SHARE))
+    prior = SparsePrior(variances, shares, float(separable.outputscale()), model.rank)
+    num_chains = min(max(MAX_ENTRIES // len(y) ** 2, MIN_CHAINS), MAX_CHAINS)
+    chains = SparseComponents(features, prior, num_chains, torch.Generator().manual_seed(seed))
+    targets = (y - model.mean_module(x)).double()
+    noise = noise.double().expand(targets.shape)
+    for _ in range(NUM_WARMUP):
+        chains.sweep(targets, noise)
+    draws: list[list[Tensor]] = []
+    while len(draws) * num_chains < NUM_DRAWS:
+        chains.sweep(targets, noise)
+        draws.append(chains.factors())
+    factors = [torch.cat(each) for each in zip(*draws, strict=True)]  # (S, R, M_d)
+    numbers = torch.arange(num_chains, device=targets.device).repeat(len(draws))
+    bases = [mode.basis for mode in separable.modes]
+    parameters = {"noise": noise.mean().expand(len(numbers)).clone()}
+    model.set_posterior(DrawsPosterior(bases, factors, parameters, {}, numbers, {}))

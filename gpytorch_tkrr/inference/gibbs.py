@@ -14,20 +14,29 @@ import torch
 from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
-from ..cp.sums import Design
-from ..data.checkpoint import Checkpoint, as_checkpoint, fit_identity, move_tensors, require_same_fit
+from ..cp.design import Design
+from ..data.checkpoint import (
+    Checkpoint,
+    as_checkpoint,
+    difference,
+    fit_identity,
+    move_tensors,
+    require_same_fit,
+    show,
+)
 from ..data.parallel import as_processes
 from ..data.progress import progress_bar
-from ..data.source import TrainingData
+from ..data.training import Summary, TrainingData
 from ..errors import ConstraintWarning, ConvergenceWarning, InputError
 from ..features.separable import num_basis_needed
 from ..model.draws import DrawsPosterior
 from ..model.laplace import LaplacePosterior
 from ..model.likelihoods.base import Parameters
+from ..model.rollback import rollback_on_error
 from .als import near_constant
-from .arviz import draws_to_arviz
 from .diagnostics import effective_sample_size, split_rhat
 from .hyperparameters import Hyperparameters
+from .results import GibbsResult
 from .sampler import GibbsSampler, GibbsState
 
 if TYPE_CHECKING:
@@ -50,85 +59,6 @@ RUN_STATE = ("sweep", "peak", "factors", "parameters", "hyperparameters", "energ
 NUM_WATCHED = 50
 
 
-@dataclass
-class GibbsResult:
-    """
-    What a fit by Gibbs sampling did.
-
-    :param model: The fitted model.
-    :param posterior: All draws.
-    :param rhat: Split R-hat of the noise, of each hyperparameter, and the largest over watched function values.
-    :param ess: Effective sample sizes of the same.
-    :param effective_rank: Mean number of components that carry more than a thousandth of f's variance.
-    :param message: What was done, and what to try next.
-
-    Example:
-        >>> import gpytorch, torch, gpytorch_tkrr as tkrr
-        >>> x = torch.rand(100, 2)
-        >>> model = tkrr.TKRR(x, torch.sin(6 * x[:, 0]), gpytorch.likelihoods.GaussianLikelihood(), rank=3)
-        >>> result = tkrr.fit_gibbs(model, num_draws=20, num_warmup=20, seed=0)
-        >>> result.posterior.num_draws, sorted(result.ess)[-2:]
-        (20, ['noise', 'outputscale'])
-        >>> result.log_predictive_density(x[:5], torch.sin(6 * x[:5, 0])).shape
-        torch.Size([5])
-    """
-
-    model: TKRR
-    posterior: DrawsPosterior
-    rhat: dict[str, float]
-    ess: dict[str, float]
-    effective_rank: float
-    message: str
-
-    def summary(self) -> str:
-        """A table: mean, standard deviation, 95 % interval, R-hat and effective sample size of each quantity."""
-        rows: list[tuple[str, ...]] = [("", "mean", "sd", "2.5 %", "97.5 %", "R-hat", "ESS")]
-        for name, values in {**self.posterior.parameters, **self.posterior.hyperparameters}.items():
-            if name not in self.rhat:
-                continue
-            low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=values.dtype, device=values.device))
-            numbers = (values.mean(), values.std(), low, high)
-            tail = (f"{self.rhat[name]:.3f}", f"{self.ess[name]:.0f}")
-            rows.append((name, *(f"{float(number):.4g}" for number in numbers), *tail))
-        rows.append(("f (worst watched value)", "", "", "", "", f"{self.rhat['f']:.3f}", f"{self.ess['f']:.0f}"))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join(
-                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
-        return "\n".join([*lines, f"effective rank {self.effective_rank:.1f}", self.message])
-
-    @torch.no_grad()
-    def log_predictive_density(self, x: Tensor, y: Tensor, **rows: Tensor | float) -> Tensor:
-        r"""
-        The log density of the predictive mixture, :math:`\log \frac1S \sum_s p(y \mid f_s(x), \theta_s)`: the
-        :meth:`~gpytorch_tkrr.model.prediction.Prediction.log_prob` of `model.predict(x)`.
-
-        :param x: Inputs `(n, D)`.
-        :param y: Targets `(n,)`.
-        :param rows: See :meth:`TKRR.predict`.
-        :return: `(n,)`.
-        """
-        return self.model.predict(x, **rows).log_prob(y)
-
-    def to_arviz(self, data: Any = None, *, seed: int | None = None, **rows: Tensor | float) -> Any:
-        """
-        The model's draws as ArviZ's InferenceData (a DataTree from ArviZ 1.0 on), for `az.plot_trace`, `az.plot_ppc`,
-        `az.loo` and `az.compare`.
-
-        Groups: the posterior of noise, hyperparameters and f at up to 50 rows; sample stats; the log likelihood of each
-        row; replicated targets (posterior predictive); observed and constant data.
-
-        :param data: Rows `(x, y)` to report on; by default the training data.
-        :param seed: Seed of the replicated targets.
-        :param rows: See :meth:`TKRR.predict`.
-        :raises ImportError: Where ArviZ is not installed (extra `arviz`).
-        """
-        return draws_to_arviz(self.model, data, seed=seed, **rows)
-
-
 @torch.no_grad()
 def fit_gibbs(
     model: TKRR,
@@ -148,7 +78,10 @@ def fit_gibbs(
 
     One sweep visits every factor once and costs as much as half a sweep of :func:`~gpytorch_tkrr.fit_als`. A model that
     has been fitted by ALS is the start of all chains. A model that holds draws already is continued, and new draws are
-    added to the old ones, where ``num_warmup=0``. Kernel and likelihood are left at the posterior mean.
+    added to the old ones, where ``num_warmup=0``; data, mean, box and sizes must be those of the old draws. Kernel and
+    likelihood are left at the posterior mean.
+
+    A fit that fails or is interrupted (Ctrl-C) leaves the model as it was; pass a `checkpoint` to go on later.
 
     Hyperparameters with ``requires_grad=False`` stay fixed; priors and constraints registered on the kernel and the
     likelihood are honoured. See :mod:`gpytorch_tkrr.inference.hyperparameters` for the weak defaults.
@@ -181,49 +114,56 @@ def fit_gibbs(
             f"num_draws must be at least 4, num_warmup at least 0 and num_chains at least 1; got {num_draws}, "
             f"{num_warmup} and {num_chains}."
         )
-    held = model.posterior if num_warmup == 0 and model.is_fitted and not model.is_stale else None
-    earlier = held if isinstance(held, DrawsPosterior) else None
-    if earlier is not None:
-        if not earlier.resume:
-            raise InputError(
-                "The model's draws come from chains side by side, which cannot be continued. Start anew, with "
-                "num_warmup > 0."
-            )
-        num_chains = len(earlier.resume["chains"])
-    processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
-    training = model.training_data(data, processes)
-    identity = fit_identity(
-        "fit_gibbs", model, training.summary, seed=seed, num_warmup=num_warmup, num_draws=num_draws,
-        num_chains=num_chains,
-    )  # fmt: skip
-    require_same_fit(identity, processes)
-    fit = _Fit(model, training, earlier, memory)
-    saved = checkpoint.open(identity, processes)
-    seeds = np.random.SeedSequence(processes.share(np.random.SeedSequence(seed).entropy)).spawn(num_chains)
-    num_sweeps = num_warmup + num_draws
-    chains: list[_Chain] = []
-    done = 0
-    if saved is not None:
-        saved = move_tensors(saved, training.summary.lower.device)
-        chains = [_Chain(**chain) for chain in saved["chains"]]
-        done = len(chains) * num_sweeps + saved["run"]["sweep"]
-    bar = progress_bar(progress and processes.rank == 0, num_chains * num_sweeps, "Gibbs", "sweep", done=done)
-    try:
-        for number in range(len(chains), num_chains):
-            run = fit.start_chain(number, np.random.default_rng(seeds[number]))
-            if saved is not None:
-                fit.resume_chain(run, saved)
-                saved = None
-            while run.sweep < num_sweeps:
-                fit.sweep(run, num_warmup)
-                noise = fit.augmentation.noise(run.state.parameters) * training.scale**2
-                bar.update(f"noise {noise:.4g}")
-                is_last = run.sweep == num_sweeps and number == num_chains - 1
-                checkpoint.save(lambda: fit.state(chains, run), last=is_last)  # noqa: B023 (called at once)
-            chains.append(fit.finish_chain(run))
-    finally:
-        bar.close()
-    return fit.finish(chains)
+    earlier = _draws_to_continue(model) if num_warmup == 0 else None
+    num_chains = num_chains if earlier is None else len(earlier.resume["chains"])
+    with rollback_on_error(model):
+        processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
+        training = model.training_data(data, processes, memory=memory)
+        model.prepare(training)
+        identity = fit_identity(
+            "fit_gibbs", model, training.summary, seed=seed, num_warmup=num_warmup, num_draws=num_draws,
+            num_chains=num_chains,
+        )  # fmt: skip
+        require_same_fit(identity, processes)
+        fit = GibbsFit(model, training, earlier, memory)
+        saved = checkpoint.open(identity, processes)
+        seeds = np.random.SeedSequence(processes.share(np.random.SeedSequence(seed).entropy)).spawn(num_chains)
+        num_sweeps = num_warmup + num_draws
+        chains: list[_Chain] = []
+        done = 0
+        if saved is not None:
+            saved = move_tensors(saved, training.summary.lower.device)
+            chains = [_Chain(**chain) for chain in saved["chains"]]
+            done = len(chains) * num_sweeps + saved["run"]["sweep"]
+        bar = progress_bar(progress and processes.rank == 0, num_chains * num_sweeps, "Gibbs", "sweep", done=done)
+        try:
+            for number in range(len(chains), num_chains):
+                run = fit.start_chain(number, np.random.default_rng(seeds[number]))
+                if saved is not None:
+                    fit.resume_chain(run, saved)
+                    saved = None
+                while run.sweep < num_sweeps:
+                    fit.sweep(run, num_warmup)
+                    noise = fit.augmentation.noise(run.state.parameters) * training.scale**2
+                    bar.update(f"noise {noise:.4g}")
+                    is_last = run.sweep == num_sweeps and number == num_chains - 1
+                    checkpoint.save(lambda: fit.state(chains, run), last=is_last)  # noqa: B023 (called at once)
+                chains.append(fit.finish_chain(run))
+        finally:
+            bar.close()
+        return fit.finish(chains)
+
+
+def _draws_to_continue(model: TKRR) -> DrawsPosterior | None:
+    """The draws of an earlier fit, where there are any."""
+    if not model.is_fitted or not isinstance(model.posterior, DrawsPosterior):
+        return None
+    if not model.posterior.resume:
+        raise InputError(
+            "The model's draws come from chains side by side, which cannot be continued. Start anew, with "
+            "num_warmup > 0."
+        )
+    return model.posterior
 
 
 @dataclass
@@ -254,14 +194,18 @@ class _Chain:
     resume: dict[str, Any]
 
 
-class _Fit:
+class GibbsFit:
     """What all chains of a fit have in common."""
 
     def __init__(self, model: TKRR, training: TrainingData, earlier: DrawsPosterior | None, memory: int):
-        self.model, self.training, self.earlier, self.memory = model, training, earlier, memory
+        self.model, self.training, self.earlier = model, training, earlier
         offset = _link_offset(model, training) if model.observation.has_link else 0.0
         self.augmentation = model.observation.augmentation(training.scale, offset)
-        self._build()
+        self.separable = model.separate()
+        if earlier is not None:
+            _require_same_target(earlier, _target_identity(model, training.summary))
+        self.design = Design(training, [mode.basis for mode in self.separable.modes], memory=memory)
+        self.design.marginals()  # before the first update also where a chain is resumed: rows are kept from here on
         self.num_dims = len(self.separable.modes)
         summary = training.summary
         centers = None if earlier is None else earlier.resume["centers"]
@@ -278,11 +222,12 @@ class _Fit:
             modes = zip(model.factors, self.separable.modes, strict=True)
             self.als_factors = [w.mT / self.share * mode.variances().sqrt() for w, mode in modes]
 
-    def _build(self) -> None:
-        """What depends on the number of functions."""
+    def _resize(self, num_basis: int | Sequence[int]) -> None:
+        """Other numbers of functions; rows that have been kept stay."""
+        self.model.resize(num_basis=num_basis)
         self.separable = self.model.separate()
-        self.design = Design(self.training, [mode.basis for mode in self.separable.modes], memory=self.memory)
-        self.design.marginals()  # the first pass over the data, also where a chain is resumed
+        self.design.set_bases([mode.basis for mode in self.separable.modes])
+        self.design.marginals()
 
     def start_chain(self, number: int, rng: np.random.Generator) -> _Run:
         """A chain before its first sweep."""
@@ -349,8 +294,7 @@ class _Fit:
     def resume_chain(self, run: _Run, saved: dict[str, Any]) -> None:
         """Bring a chain to where :meth:`state` was asked for, and the sums over modes to where it stood then."""
         if saved["num_basis"] != self.model.num_basis:
-            self.model.num_basis = saved["num_basis"]
-            self._build()
+            self._resize(saved["num_basis"])
         self.hyperparameters.set(self.all_slots, saved["coordinates"].cpu())
         for name in RUN_STATE:
             setattr(run, name, saved["run"][name])
@@ -388,10 +332,8 @@ class _Fit:
         limits = model.max_num_basis or [MAX_NUM_BASIS] * self.num_dims
         most = [min(limit, MAX_NUM_BASIS) for limit in limits]
         needed = num_basis_needed(model.covar_module, model.domain, most, TAIL)
-        model.num_basis = tuple(
-            min(max(math.ceil(1.25 * num), MIN_NUM_BASIS), limit) for num, limit in zip(needed, most, strict=True)
-        )
-        self._build()
+        wanted = [max(math.ceil(1.25 * num), MIN_NUM_BASIS) for num in needed]
+        self._resize([min(pair) for pair in zip(wanted, most, strict=True)])
         state.factors = self._resized(state.factors)
 
     def _resized(self, factors: Sequence[Tensor]) -> list[Tensor]:
@@ -437,7 +379,8 @@ class _Fit:
         values = torch.cat([chain.hyperparameters for chain in chains])  # (S, P)
         numbers = torch.cat([torch.full_like(chain.energies[:, 0], i).long() for i, chain in enumerate(chains)])
         named = {name: values[:, i] for i, name in enumerate(hyper.names)}
-        resume = {"centers": hyper.centers, "chains": [chain.resume for chain in chains]}
+        target = _target_identity(self.model, self.training.summary)  # functions may have been adapted
+        resume = {"centers": hyper.centers, "chains": [chain.resume for chain in chains], "target": target}
         bases = [mode.basis for mode in self.separable.modes]
         posterior = DrawsPosterior(bases, factors, parameters, named, numbers, resume)
         if self.earlier is not None:
@@ -468,6 +411,35 @@ class _Fit:
             rhat[name] = float(split_rhat(array).max())
             ess[name] = float(effective_sample_size(array).min())
         return rhat, ess
+
+
+def _target_identity(model: TKRR, summary: Summary) -> dict[str, Any]:
+    """What draws belong to: rows, mean, box, sizes. Draws of another target must not be added to them."""
+    assert model.domain is not None
+    names = ("num_rows", "mass", "mean", "variance", "lower", "upper", "fingerprint")
+    rows = {name: getattr(summary, name) for name in names}
+    fraction = torch.linspace(0, 1, 33, dtype=torch.float64, device=summary.lower.device).unsqueeze(-1)
+    grid = summary.lower + fraction * (summary.upper - summary.lower)
+    identity = {
+        **{f"{name} of the data": value for name, value in rows.items()},
+        "the mean function": model.mean_module(grid.to(next(model.mean_module.parameters(), grid).dtype)).double(),
+        "the box": torch.stack(model.domain.sides(summary.num_dims)),
+        "num_basis": [mode.num_functions for mode in model.separate().modes],
+        "rank": model.rank,
+    }
+    return {name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in identity.items()}
+
+
+def _require_same_target(earlier: DrawsPosterior, identity: dict[str, Any]) -> None:
+    """An error where the draws to be continued are those of something else."""
+    saved = earlier.resume.get("target", {})
+    name = difference(saved, identity)
+    if name is not None:
+        raise InputError(
+            f"The model's draws cannot be continued (num_warmup=0): {name} was {show(saved.get(name))} and is now "
+            f"{show(identity[name])}. Draws of different data, means or sizes do not mix. Start anew, with "
+            "num_warmup > 0."
+        )
 
 
 def _verdict(

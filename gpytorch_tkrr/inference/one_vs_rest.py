@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from ..errors import InputError, NotFittedError
+from ..model.rollback import rollback_on_error
 from ..model.tkrr import TKRR
-from .gibbs import GibbsResult, fit_gibbs
+from .gibbs import fit_gibbs
+from .results import GibbsResult
 
 #: Classes in increasing order: numbers `(C,)`, or strings.
 Classes = Tensor | tuple[str, ...]
@@ -87,22 +89,24 @@ class OneVsRest(gpytorch.Module):
     ) -> list[GibbsResult]:
         """
         Fit all models by :func:`~gpytorch_tkrr.fit_gibbs`, one after the other; the parameters are explained there.
+        Where one fails or is interrupted, all stay as they were.
 
         :param seed: Seed of the first model; the following ones get the following numbers.
         :return: One result for each model.
         """
-        return [
-            fit_gibbs(
-                model,
-                num_draws=num_draws,
-                num_warmup=num_warmup,
-                num_chains=num_chains,
-                seed=None if seed is None else seed + number,
-                progress=progress,
-                memory=memory,
-            )
-            for number, model in enumerate(self._known_models())
-        ]
+        with rollback_on_error(self):
+            return [
+                fit_gibbs(
+                    model,
+                    num_draws=num_draws,
+                    num_warmup=num_warmup,
+                    num_chains=num_chains,
+                    seed=None if seed is None else seed + number,
+                    progress=progress,
+                    memory=memory,
+                )
+                for number, model in enumerate(self._known_models())
+            ]
 
     def class_probabilities(self, x: Tensor) -> Tensor:
         """
@@ -162,14 +166,15 @@ class OneVsRest(gpytorch.Module):
         :param state_dict: As returned by :meth:`state_dict`.
         :param strict: Whether all keys must match.
         """
-        if "_extra_state" in state_dict and len(self.models) == 0:
-            classes = state_dict["_extra_state"]["classes"]
-            self.models.extend(self._new_model(None, None) for _ in _modelled(classes))
-        for number, model in enumerate(self.models):  # each makes its kernel and its box
-            prefix = f"models.{number}."
-            part = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
-            model.load_state_dict(part, strict=strict)
-        return super().load_state_dict(state_dict, strict=strict, **kwargs)
+        with rollback_on_error(self):
+            if "_extra_state" in state_dict and len(self.models) == 0:
+                classes = state_dict["_extra_state"]["classes"]
+                self.models.extend(self._new_model(None, None) for _ in _modelled(classes))
+            for number, model in enumerate(self.models):  # each makes its kernel and its box
+                prefix = f"models.{number}."
+                part = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+                model.load_state_dict(part, strict=strict)
+            return super().load_state_dict(state_dict, strict=strict, **kwargs)
 
 
 def _modelled(classes: Classes) -> range:

@@ -6,9 +6,9 @@ The model, for Gaussian noise, is
     f(x) = \sum_{r=1}^R \prod_d \phi_d(x_d)^\top a_{dr}, \qquad
     a_{dr} \sim N(0, \sigma^{2/D} V_d(\theta) / \tau_r),
 
-with :math:`\tau_r \sim \text{Gamma}(a_0, a_0 R^{-1/D})`, :math:`a_0` from :func:`precision_shape`: at its mean the
-prior covariance of f is the kernel :math:`\sigma^2 \prod_d k_d`. Large :math:`\tau_r` switch components off (soft
-rank).
+with precisions :math:`\tau_r` that switch components off
+(:class:`~gpytorch_tkrr.inference.priors.SoftRankPrior`): at their mean the prior covariance of f is the kernel
+:math:`\sigma^2 \prod_d k_d`.
 
 Given all other factors, f is linear in one factor, so its conditional is Gaussian and, with the factor integrated out,
 the evidence of its hyperparameters is known in closed form. One visit of a mode
@@ -36,16 +36,14 @@ import torch
 from torch import Tensor
 
 from ..cp.conditional import Conditional
+from ..cp.design import Design
 from ..cp.evidence import FactorData
-from ..cp.sums import Design
 from ..data.source import RowFunction
 from ..features.box import MAX_MISSING
 from ..features.separable import SeparableKernel
 from ..model.likelihoods.base import Augmentation, Parameters
-from .hyperparameters import TOTAL_SPREAD, Hyperparameters
-
-#: Smallest shape of the Gamma prior of the components' precisions.
-TAU_SHAPE = 2.0
+from .hyperparameters import Hyperparameters
+from .priors import SoftRankPrior
 
 #: How often, after each sweep, scale is moved between random pairs of modes.
 NUM_BALANCINGS = 2
@@ -55,18 +53,6 @@ PROPOSAL_WIDENING = 1.2
 
 #: Acceptance rate that the proposals are tuned to during warm-up.
 TARGET_ACCEPTANCE = 0.3
-
-
-def precision_shape(num_dims: int) -> float:
-    r"""
-    Shape of the Gamma prior of a component's precision :math:`\tau_r`, at least 2.
-
-    The component as a whole has the prior variance :math:`\tau_r^{-D}`: in many dimensions the shape grows, so that the
-    standard deviation of :math:`D \log \tau_r` stays below 4.
-
-    :param num_dims: D.
-    """
-    return max(TAU_SHAPE, (num_dims / TOTAL_SPREAD) ** 2)
 
 
 class FactorConditional:
@@ -154,8 +140,7 @@ class GibbsSampler:
         rank: int,
         num_moves: int = 2,
     ):
-        self.precision_shape = precision_shape(len(separable.modes))
-        self.precision_rate = self.precision_shape * rank ** (-1 / len(separable.modes))
+        self.prior = SoftRankPrior(len(separable.modes), rank)
         self.design, self.separable, self.hyperparameters = design, separable, hyperparameters
         self.outputscale_unit, self.augmentation, self.rng, self.num_moves = (
             outputscale_unit,
@@ -308,8 +293,8 @@ class GibbsSampler:
 
     def _draw_precisions(self, state: GibbsState, energies: np.ndarray, counts: np.ndarray) -> None:
         """The components' precisions, from their Gamma conditionals."""
-        rate = self.precision_rate + energies.sum(0) / 2
-        draws = self.rng.standard_gamma(self.precision_shape + counts.sum() / 2, len(rate)) / rate
+        rate = self.prior.rate + energies.sum(0) / 2
+        draws = self.rng.standard_gamma(self.prior.shape + counts.sum() / 2, len(rate)) / rate
         state.precisions = torch.from_numpy(draws).to(state.precisions.device)
 
     def _balance(self, state: GibbsState, energies: np.ndarray, counts: np.ndarray) -> None:

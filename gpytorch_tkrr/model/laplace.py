@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ..cp.conditional import Conditional, whitened_precision
+from ..cp.design import Design
 from ..cp.penalty import Penalty
-from ..cp.sums import Design
 from ..cp.weights import CPWeights, all_products_but_one, clamped_exp
 from ..errors import NotFittedError
 from ..features.basis import Basis

@@ -16,17 +16,16 @@ from gpytorch.models import GP
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
+from ..cp.design import Design
 from ..cp.penalty import PENALTIES, FrobeniusPenalty, Penalty
-from ..cp.sums import Design
 from ..data.parallel import ONE_PROCESS, Processes, as_processes
-from ..data.source import TensorSource, TrainingData, as_source
+from ..data.source import TensorSource, as_source
+from ..data.training import Summary, TrainingData
 from ..errors import (
     ApproximationWarning,
-    DomainError,
     InputError,
     NotFittedError,
     OutOfDomainWarning,
-    SeparableKernelWarning,
     SizeError,
     StalePosteriorWarning,
 )
@@ -34,13 +33,15 @@ from ..features.basis import Basis
 from ..features.box import MAX_MISSING
 from ..features.domain import Domain, as_inputs
 from ..features.index_set import as_num_basis
-from ..features.separable import DEFAULT_NUM_BASIS, Mode, SeparableKernel, SpectralTerm, separate
+from ..features.separable import DEFAULT_NUM_BASIS, Mode, SeparableKernel, separate
 from .anova import anova_kernel
 from .draws import DrawsPosterior
 from .laplace import LaplacePosterior, laplace_blocks
 from .likelihoods.base import Observation, observe
 from .posterior import Posterior, PosteriorCovariance
 from .prediction import Prediction
+from .rollback import rollback_on_error
+from .setup import Setup, announce_products, check_inside, check_num_dims
 from .warp import InputWarp
 
 #: Posteriors that can be restored from a `state_dict`, by their kind.
@@ -101,12 +102,10 @@ class TKRR(GP):
     ):
         super().__init__()
         observe(likelihood).check()
-        if isinstance(rank, float) or rank < 1:
-            raise SizeError(f"rank must be an integer, at least 1; got {rank}.")
         if (train_x is None) != (train_y is None):
             raise InputError("Give both train_x and train_y, or neither.")
         self.likelihood = likelihood
-        self.rank = int(rank)
+        self.rank = _as_rank(rank)
         self.num_basis = DEFAULT_NUM_BASIS if num_basis is None else as_num_basis(num_basis)
         self.adapts_num_basis = num_basis is None
         self.max_num_basis: tuple[int, ...] | None = None  # where it is adapted: no more than distinct values ask for
@@ -126,11 +125,11 @@ class TKRR(GP):
         self.register_load_state_dict_post_hook(_restore_posterior)
         if train_x is not None and train_y is not None:
             self.train_inputs, self.train_targets = _checked(train_x, train_y)
-            self._choose(TrainingData(self._source(), targets=self.observation.encode))
+            self._choose(TrainingData(self._source(), targets=self.observation.encode).summary)
             if self.fits_mean:
                 self.mean_module.to(self.train_inputs[0])
         elif self.covar_module is not None and self.domain is not None and self._known_num_dims() is not None:
-            self._announce()
+            announce_products(self.separate())
 
     # What the model is made of
 
@@ -156,51 +155,77 @@ class TKRR(GP):
         assert self.covar_module is not None and self.domain is not None
         return separate(self.covar_module, self.domain, self.num_basis, num_dims)
 
-    def _choose(self, training: TrainingData) -> None:
-        """Kernel and box from the data, where none were given."""
-        summary = training.summary
-        half_range = (summary.upper - summary.lower) / 2
-        if self.adapts_warp and self.warp is None:
-            warp = InputWarp.from_data(summary.sample, summary.lower, summary.upper)
-            self.warp = warp if warp.columns.numel() else None
-        if self.covar_module is None and self.adapts_num_basis:
-            self.max_num_basis = tuple(max(count, 2) for count in summary.num_distinct())
-            self.num_basis = tuple(min(DEFAULT_NUM_BASIS, most) for most in self.max_num_basis)
-        if self.covar_module is None:
-            kernel = anova_kernel(
-                summary.num_dims,
-                center=(summary.upper + summary.lower) / 2,
-                half_range=half_range,
-                outputscale=summary.variance or 1.0,
-            )
-            self.covar_module = kernel.to(summary.lower.device)
-            if self.train_inputs is not None:
-                self.covar_module.to(self.train_inputs[0].dtype)
-        if self.domain is None:
-            self.domain = choose_box(self.covar_module, summary.lower, summary.upper, 0.01 / summary.num_dims)
-        self._check_inside(summary.lower, summary.upper)
-        self._announce()
+    def prepare(self, data: Any = None) -> None:
+        """
+        Choose what has not been given, from the data, once: kernel, input warp, box, numbers of functions. The default
+        mean is set to the mean of the targets. The fits do this first; nothing else changes these.
+
+        :param data: As for :func:`~gpytorch_tkrr.fit_als`, or a :class:`~gpytorch_tkrr.Summary`; by default the
+            training data. What :meth:`training_data` has read is also centred (:meth:`center`).
+
+        Example:
+            >>> import gpytorch, torch, gpytorch_tkrr as tkrr
+            >>> model = tkrr.TKRR(None, None, gpytorch.likelihoods.GaussianLikelihood())
+            >>> model.prepare((torch.rand(100, 2), torch.ones(100)))
+            >>> model.num_dims, model.mean_module.constant.item()
+            (2, 1.0)
+        """
+        data = data if isinstance(data, Summary) else self.training_data(data)
+        summary = data if isinstance(data, Summary) else data.summary
+        check_num_dims(summary.num_dims, self._known_num_dims())
+        with rollback_on_error(self):
+            if self.covar_module is None or self.domain is None:
+                self._choose(summary)
+            else:
+                check_inside(self.domain, summary.lower, summary.upper)
+            if self.domain is not None and self.domain.num_dims is None:
+                self.domain = Domain(*self.domain.sides(summary.num_dims))
+            if self.fits_mean:
+                self.mean_module.initialize(constant=summary.mean)
+        if isinstance(data, TrainingData):
+            self.center(data)
+
+    def _choose(self, summary: Summary) -> None:
+        """Kernel, warp, box and counts from the data, where none were given; warnings about what does not fit."""
+        dtype = None if self.train_inputs is None else self.train_inputs[0].dtype
+        given = Setup(self.covar_module, self.domain, self.warp, self.num_basis, self.max_num_basis)
+        chosen = given.completed(
+            summary, adapts_warp=self.adapts_warp, adapts_num_basis=self.adapts_num_basis, dtype=dtype
+        )
+        self.warp, self.covar_module, self.domain = chosen.warp, chosen.kernel, chosen.domain
+        self.num_basis, self.max_num_basis = chosen.num_basis, chosen.max_num_basis
+        assert self.domain is not None
+        check_inside(self.domain, summary.lower, summary.upper)
+        announce_products(self.separate())
         self.warn_if_missing(summary.lower, summary.upper)
 
-    def _announce(self) -> None:
-        """Check the kernel tree; say once where it is not taken literally."""
-        for path in self.separate().radial:
-            warnings.warn(
-                f"{path} is not a product over input dimensions; the model uses the product of its one-dimensional "
-                "kernels.",
-                SeparableKernelWarning,
-                stacklevel=4,
-            )
+    def resize(
+        self,
+        *,
+        domain: Domain | None = None,
+        num_basis: int | Sequence[int] | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """
+        Change the box, the numbers of functions or the rank. A posterior that the model holds is then stale.
 
-    def _check_inside(self, lower: Tensor, upper: Tensor) -> None:
-        assert self.domain is not None
-        inside = self.domain.contains(torch.stack([lower, upper])).all(0)
-        if not inside.all():
-            outside = (~inside).nonzero().flatten().tolist()
-            raise DomainError(
-                f"Training inputs lie outside of the domain in dimensions {outside}. Use a larger Domain: the basis "
-                "cannot represent functions there."
-            )
+        :param domain: The new box; None to keep the present one.
+        :param num_basis: Numbers of sines, for all dimensions or for each; None to keep them.
+        :param rank: R; None to keep it.
+
+        Example:
+            >>> import gpytorch, torch, gpytorch_tkrr as tkrr
+            >>> model = tkrr.TKRR(torch.rand(9, 2), torch.rand(9), gpytorch.likelihoods.GaussianLikelihood(), rank=2)
+            >>> model.resize(rank=3, num_basis=5)
+            >>> model.rank, model.num_basis
+            (3, 5)
+        """
+        counts = self.num_basis if num_basis is None else as_num_basis(num_basis)
+        new_rank = self.rank if rank is None else _as_rank(rank)
+        is_same = (counts, new_rank) == (self.num_basis, self.rank) and domain is None
+        self.domain = self.domain if domain is None else domain
+        self.num_basis, self.rank = counts, new_rank
+        self.is_stale = self.is_stale or (self.is_fitted and not is_same)
 
     def warn_if_missing(self, lower: Tensor, upper: Tensor) -> None:
         """
@@ -235,13 +260,16 @@ class TKRR(GP):
         weight = self.observation.row_weights(len(self.train_targets))
         return TensorSource(self.train_inputs[0], self.train_targets, weight)
 
-    def training_data(self, data: Any = None, processes: Processes = ONE_PROCESS) -> TrainingData:
+    def training_data(self, data: Any = None, processes: Processes = ONE_PROCESS, *, memory: int = 0) -> TrainingData:
         """
-        The data of a fit, checked, with the mean removed and scaled; also sets the default mean.
+        The data of a fit, read and checked, targets mapped to numbers. The model is not changed.
 
-        :param data: As for :func:`~gpytorch_tkrr.fit_als`.
+        :param data: As for :func:`~gpytorch_tkrr.fit_als`; what has been read already is returned.
         :param processes: The processes that take part, each with rows of its own.
+        :param memory: Bytes that may be used to keep the rows.
         """
+        if isinstance(data, TrainingData):
+            return data
         if data is None and self.train_inputs is None:
             raise InputError("The model holds no training data. Pass data=(x, y), or call set_train_data first.")
         has_weights = isinstance(data, tuple) and len(data) == 3
@@ -253,22 +281,16 @@ class TKRR(GP):
         source = self._source() if data is None else as_source(data)
         parameter = next(self.parameters(), None)
         device = None if parameter is None else parameter.device
-        training = TrainingData(source, targets=self.observation.encode, processes=processes, device=device)
-        known = self._known_num_dims()
-        if known is not None and training.summary.num_dims != known:
-            raise InputError(f"The data have {training.summary.num_dims} input dimensions; the model has {known}.")
-        if self.covar_module is None or self.domain is None:
-            self._choose(training)
-        else:
-            self._check_inside(training.summary.lower, training.summary.upper)
-        if self.domain is not None and self.domain.num_dims is None:
-            self.domain = Domain(*self.domain.sides(training.summary.num_dims))
-        if self.fits_mean:
-            self.mean_module.initialize(constant=training.summary.mean)
-        training.mean, training.inputs = self._mean, self.warp
-        scale = math.sqrt(training.summary.variance)
-        training.scale = scale if scale > 1e-12 * abs(training.summary.mean) and scale > 0 else 1.0
-        return training
+        return TrainingData(source, targets=self.observation.encode, processes=processes, device=device, memory=memory)
+
+    def center(self, training: TrainingData) -> None:
+        """
+        Let rows be seen as the weights see them: mean removed, targets of unit variance, inputs warped.
+
+        :param training: As :meth:`training_data` returns them.
+        """
+        check_num_dims(training.summary.num_dims, self._known_num_dims())
+        training.center(self._mean, self.warp)
 
     @torch.no_grad()
     def _mean(self, x: Tensor) -> Tensor:
@@ -299,14 +321,15 @@ class TKRR(GP):
                 )
         if self.domain is not None:
             rows = as_inputs(x)
-            self._check_inside(rows.amin(0), rows.amax(0))
-        self.train_inputs, self.train_targets = (x,), y
-        if self.domain is None or self.covar_module is None:
-            self._choose(TrainingData(self._source(), targets=self.observation.encode))
+            check_inside(self.domain, rows.amin(0), rows.amax(0))
+        with rollback_on_error(self):
+            self.train_inputs, self.train_targets = (x,), y
+            if self.domain is None or self.covar_module is None:
+                self._choose(TrainingData(self._source(), targets=self.observation.encode).summary)
         if self.is_fitted and not self.is_stale:
             self.is_stale = True
             warnings.warn(
-                "The training data of a fitted model were replaced: its posterior is that of the old data until the "
+                "The training data of a fitted model were changed: its posterior is that of the old data until the "
                 "next fit.",
                 StalePosteriorWarning,
                 stacklevel=2,
@@ -314,7 +337,8 @@ class TKRR(GP):
 
     def append_train_data(self, x: Tensor, y: Tensor) -> None:
         """
-        Add rows to the training data; see `new_rows` of :func:`~gpytorch_tkrr.fit_als`.
+        Add rows to the training data. A posterior that the model holds is then stale; `new_rows` of
+        :func:`~gpytorch_tkrr.fit_als` adds and fits at once.
 
         :param x: Inputs `(n, D)`.
         :param y: Targets `(n,)`.
@@ -327,10 +351,7 @@ class TKRR(GP):
                 )
             x = torch.cat([self.train_inputs[0], x.to(self.train_inputs[0])])
             y = torch.cat([self.train_targets, y.to(self.train_targets)])
-        if self.domain is not None:
-            rows = as_inputs(x)
-            self._check_inside(rows.amin(0), rows.amax(0))
-        self.train_inputs, self.train_targets = (x,), y
+        self.set_train_data(x, y, strict=False)
 
     # Noise and posterior
 
@@ -356,13 +377,14 @@ class TKRR(GP):
             raise NotFittedError("The model has not been fitted. Call gpytorch_tkrr.fit_als(model) first.")
         return self._posterior
 
-    def set_posterior(self, posterior: Posterior, penalty: Penalty | None = None) -> None:
+    def set_posterior(self, posterior: Any, penalty: Penalty | None = None) -> None:
         """
         Hand the model a posterior; done by the fit functions.
 
         :param posterior: The posterior.
         :param penalty: The penalty it was fitted with, where there is one.
         """
+        posterior.bases = [mode.basis for mode in self.separate().modes]
         self._posterior = posterior
         self._penalty = penalty if penalty is not None else self._penalty
         self.is_stale = False
@@ -493,7 +515,8 @@ class TKRR(GP):
                 "The model holds draws of fit_gibbs, whose covariance is known; compute_covariance is for a model "
                 "fitted by fit_als."
             )
-        training = self.training_data(data, as_processes(group))
+        training = self.training_data(data, as_processes(group), memory=memory)
+        self.center(training)
         separable = self.separate()
         design = Design(training, [mode.basis for mode in separable.modes], memory=memory)
         weights = posterior.weights.clone()
@@ -606,15 +629,22 @@ class TKRR(GP):
         :param state_dict: As returned by :meth:`state_dict`.
         :param strict: Whether all keys must match.
         """
-        if "domain.center" in state_dict:
-            center, half_width = state_dict["domain.center"], state_dict["domain.half_width"]
-            if self.domain is None or self.domain.center.shape != center.shape:
-                self.domain = Domain(center, half_width)
-            if self.covar_module is None:
-                self.covar_module = anova_kernel(center.numel()).to(center.dtype)
-            names = ("columns", "knots", "levels")
-            self.warp = InputWarp(*(state_dict[f"warp.{n}"] for n in names)) if "warp.knots" in state_dict else None
-        return super().load_state_dict(state_dict, strict=strict, **kwargs)
+        with rollback_on_error(self):
+            if "domain.center" in state_dict:
+                center, half_width = state_dict["domain.center"], state_dict["domain.half_width"]
+                known = self._known_num_dims()
+                if known not in (None, center.numel()) and center.dim():
+                    raise InputError(
+                        f"The state is that of a model of {center.numel()} input dimensions; this model has {known}. "
+                        "Load it into TKRR(None, None, likelihood), or into a model of as many."
+                    )
+                if self.domain is None or self.domain.center.shape != center.shape:
+                    self.domain = Domain(center, half_width)
+                if self.covar_module is None:
+                    self.covar_module = anova_kernel(center.numel()).to(center.dtype)
+                names = ("columns", "knots", "levels")
+                self.warp = InputWarp(*(state_dict[f"warp.{n}"] for n in names)) if "warp.knots" in state_dict else None
+            return super().load_state_dict(state_dict, strict=strict, **kwargs)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TKRR:
         super()._apply(fn, recurse)
@@ -638,6 +668,12 @@ def _restore_posterior(model: TKRR, *ignore: Any) -> None:
         model.rank = posterior.rank
 
 
+def _as_rank(rank: int) -> int:
+    if isinstance(rank, float) or rank < 1:
+        raise SizeError(f"rank must be an integer, at least 1; got {rank}.")
+    return int(rank)
+
+
 def _checked(x: Tensor, y: Tensor) -> tuple[tuple[Tensor], Tensor]:
     as_inputs(x)
     if not x.is_floating_point():
@@ -656,32 +692,3 @@ def _checked(x: Tensor, y: Tensor) -> tuple[tuple[Tensor], Tensor]:
 def _represented(mode: Mode, x: Tensor) -> Tensor:
     """:meth:`Mode.represented_variance` at detached variances."""
     return mode.basis(x).square() @ mode.variances().detach()
-
-
-@torch.no_grad()
-def choose_box(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float, *, room: float = 1.0) -> Domain:
-    r"""
-    The box: the range of the data plus a margin that makes the sines' images small at the edge of the data,
-    :math:`|k_d(2 (L - S))| \le` tol.
-
-    :param kernel: A separable kernel, at its present hyperparameters.
-    :param lower: Smallest inputs `(D,)`.
-    :param upper: Largest inputs `(D,)`.
-    :param tol: What a single image may be, relative to the variance.
-    :param room: The smallest margin, in units of half the range, for lengthscales that are yet to be learned.
-    """
-    half_range = (upper - lower) / 2
-    unit = torch.where(half_range > 0, half_range, torch.ones_like(half_range))
-    modes = separate(kernel, Domain((lower + upper) / 2, unit), 1, lower.numel()).modes
-    margins = [
-        max([room * float(unit[d]), *(_margin(term, float(unit[d]), tol) for term in mode.spectral_terms())])
-        for d, mode in enumerate(modes)
-    ]
-    return Domain((lower + upper) / 2, half_range + torch.tensor(margins, dtype=torch.float64, device=lower.device))
-
-
-def _margin(term: SpectralTerm, unit: float, tol: float) -> float:
-    """The smallest margin beyond which twice the lag leaves no correlation, up to a million half ranges."""
-    lags = unit * torch.logspace(-2, 6, 799, dtype=torch.float64, device=term.basis.center.device)
-    large = (term.covariance(2 * lags).abs() > tol).nonzero()
-    return float(lags[min(int(large[-1]) + 1, len(lags) - 1)]) if large.numel() else float(lags[0])

@@ -37,7 +37,7 @@ from gpytorch.constraints import Interval
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.botorch import HilbertGPModel, TKRRModel
+from gpytorch_tkrr.botorch import HilbertGPModel, TKRRModel, tkrr_model
 from gpytorch_tkrr.model.draws import DrawsPosterior
 from gpytorch_tkrr.model.laplace import LaplacePosterior
 
@@ -559,6 +559,33 @@ def test_cp_paths_after_conditioning():
 
 
 # Fit
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_interrupted_fit_leaves_the_model_as_it_was(number, monkeypatch):
+    """In the first or the second outcome; pilot, box and rank have changed by then."""
+    x = torch.rand(20, 2, dtype=torch.float64)
+    model = fit(TKRRModel(x, torch.cat([x, 3 * x[:, :1]], -1)[:, 1:], rank=3))
+    test_x = torch.rand(6, 2, dtype=torch.float64)
+    with torch.no_grad():
+        before = model.posterior(test_x)
+    model.set_train_data(torch.rand(30, 2, dtype=torch.float64), torch.randn(2, 30, dtype=torch.float64), strict=False)
+    sample, count = tkrr_model.sample_few_rows, 0
+
+    def stopped(*args, **kwargs):
+        nonlocal count
+        count += 1
+        sample(*args, **kwargs)
+        if count == number:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(tkrr_model, "sample_few_rows", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model)
+    with torch.no_grad():
+        after = model.posterior(test_x)
+    assert torch.equal(before.mean, after.mean)
+    assert not any(model.model(i).is_stale for i in range(2))
 
 
 def test_fit_chooses_gibbs_or_als():

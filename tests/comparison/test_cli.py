@@ -19,6 +19,7 @@ pytest.importorskip("pyarrow")
 import gpytorch_tkrr as tkrr
 import gpytorch_tkrr.__main__
 from gpytorch_tkrr.__main__ import main
+from gpytorch_tkrr.comparison import comparison
 from gpytorch_tkrr.comparison.saved_model import SavedModel, fit_table
 from gpytorch_tkrr.data.table import Columns, read_table
 
@@ -54,6 +55,25 @@ def fails(capsys, *arguments):
     sentence = capsys.readouterr().err
     assert sentence.startswith(f"gpytorch-tkrr {arguments[0]}: ") and "Traceback" not in sentence
     return sentence
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_interrupted_comparison_exits_by_130_and_keeps_what_was_finished(table, tmp_path, monkeypatch, number):
+    run, calls = comparison.run_trial, []
+
+    def interrupted(name, *args):
+        calls.append(name)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return run(name, *args)
+
+    monkeypatch.setattr(comparison, "run_trial", interrupted)
+    arguments = ["compare", "--data", table, "--target", "price", "--one-hot", *QUICK, "--output", tmp_path / "out"]
+    assert main([str(argument) for argument in arguments]) == 130
+    stored = json.loads((tmp_path / "out" / "results.json").read_text())
+    expected = ["done", "interrupted"] if number == 2 else ["interrupted", "interrupted"]
+    assert [trial["status"] for trial in stored["trials"]] == expected
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 def test_compare(table, tmp_path, capsys):

@@ -153,6 +153,7 @@ def test_interrupted_runs_keep_what_is_done(monkeypatch):
     x, y = make_data(30)
     result = tkrr.compare(x, y, models=["mean", Impatient(), Line()], splits=1, isolate=False)
     assert [trial.status for trial in result.trials] == ["done", "interrupted", "interrupted"]
+    assert result.is_interrupted and not tkrr.compare(x, y, models=["mean"], splits=1, isolate=False).is_interrupted
 
 
 def test_models_of_scikit_learn():

@@ -85,7 +85,7 @@ class Killed(Exception):
 def test_gibbs_goes_on_bit_for_bit(tmp_path, monkeypatch, classes):
     """Stopped in the warm-up of the first chain, at its end and in the second; functions adapt in the warm-up."""
     x, y = make_data()
-    sweep, count = gibbs._Fit.sweep, 0
+    sweep, count = gibbs.GibbsFit.sweep, 0
 
     def counted(*args):
         nonlocal count
@@ -107,7 +107,7 @@ def test_gibbs_goes_on_bit_for_bit(tmp_path, monkeypatch, classes):
 
     stops = ()
     expected = fit()
-    monkeypatch.setattr(gibbs._Fit, "sweep", counted)
+    monkeypatch.setattr(gibbs.GibbsFit, "sweep", counted)
     stops = (4, 13, 18)  # calls that are interrupted count
     for _ in stops:
         with pytest.raises(Killed):
@@ -254,7 +254,7 @@ sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
 import test_checkpoint
-from gpytorch_tkrr.cp.sums import Design
+from gpytorch_tkrr.cp.design import Design
 
 sums, number = Design.sums, 0
 def slow(*args):

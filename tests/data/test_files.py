@@ -12,7 +12,8 @@ pd = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.data.source import Shard, TrainingData, as_source
+from gpytorch_tkrr.data.source import Shard, as_source
+from gpytorch_tkrr.data.training import TrainingData
 
 N = 103
 COLUMNS = ["month", "hour", "distance", "delay"]

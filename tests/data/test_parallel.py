@@ -19,9 +19,10 @@ from models import gaussian
 from processes import results_of, run_processes, start_processes
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.cp.sums import Design
+from gpytorch_tkrr.cp.design import Design
 from gpytorch_tkrr.data.parallel import ONE_PROCESS, ProcessGroup, as_processes
-from gpytorch_tkrr.data.source import Shard, TensorSource, TrainingData
+from gpytorch_tkrr.data.source import Shard, TensorSource
+from gpytorch_tkrr.data.training import TrainingData
 from gpytorch_tkrr.inference import gibbs
 
 N = 200
@@ -91,7 +92,9 @@ def fit_everything(group=None):
         likelihood = gpytorch.likelihoods.BernoulliLikelihood() if name == "probit" else None
         model = make_model(likelihood)
         source = TensorSource(data.parts[0], targets, batch_rows=N if group is None else 11)
-        fit = gibbs._Fit(model, model.training_data(source, processes), None, 1 << 30)
+        training = model.training_data(source, processes)
+        model.prepare(training)
+        fit = gibbs.GibbsFit(model, training, None, 1 << 30)
         run = fit.start_chain(0, np.random.default_rng(0))
         fit.sweep(run, num_warmup=1)
         results[name] = [
@@ -120,7 +123,7 @@ def fail_together(group):
         ((x, y.nan_to_num()), 3, rank),
     ]:
         model = make_model()
-        model.rank = rank_of_model
+        model.resize(rank=rank_of_model)
         try:
             tkrr.fit_als(model, data=data, max_sweeps=1, seed=seed, group=group)
         except tkrr.TKRRError as error:

@@ -76,13 +76,13 @@ def test_every_update_solves_the_dense_normal_equations(penalty, monkeypatch):
     x, y = make_data()
     model = make_model(x, y)
     seen = []
-    original = als._Fit.update
+    original = als.ALSFit.update
 
     def update(self, d, objective):
         original(self, d, objective)
         seen.append((d, self.weights.clone(), self.strength()))
 
-    monkeypatch.setattr(als._Fit, "update", update)
+    monkeypatch.setattr(als.ALSFit, "update", update)
     tkrr.fit_als(model, max_sweeps=2, rel_tol=0.0, penalty=penalty, seed=0)
     features = whitened_features(model, x)
     t = (y - y.mean()) / y.std(correction=0)
@@ -190,7 +190,7 @@ def test_row_noise_becomes_row_weights():
 def test_an_interrupted_fit_leaves_a_usable_model(monkeypatch):
     x, y = make_data()
     model = make_model(x, y)
-    original, calls = als._Fit.update, []
+    original, calls = als.ALSFit.update, []
 
     def update(self, d, objective):
         calls.append(d)
@@ -198,7 +198,7 @@ def test_an_interrupted_fit_leaves_a_usable_model(monkeypatch):
             raise KeyboardInterrupt
         original(self, d, objective)
 
-    monkeypatch.setattr(als._Fit, "update", update)
+    monkeypatch.setattr(als.ALSFit, "update", update)
     result = tkrr.fit_als(model, seed=0)
     assert "Interrupted after 5" in result.message and not result.converged
     prediction = model.eval()(x)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gpytorch_tkrr.inference.few_rows import SparseComponents
+from gpytorch_tkrr.inference.priors import SparsePrior
 
 NUM_CHAINS = 20_000
 
@@ -15,7 +16,7 @@ def make(num_chains=NUM_CHAINS, shares=(0.3, 0.6), seed=0):
     features = [torch.randn(5, 3, generator=generator, dtype=torch.float64) for _ in range(2)]
     generator.manual_seed(seed)
     variances = [torch.tensor([0.8, 0.3, 0.1]).double(), torch.tensor([0.5, 0.4, 0.2]).double()]
-    chains = SparseComponents(features, variances, shares, 2.0, 3, num_chains, generator)
+    chains = SparseComponents(features, SparsePrior(variances, shares, 2.0, 3), num_chains, generator)
     kernel = 2.0 * math.prod((phi * v) @ phi.mT for phi, v in zip(features, variances, strict=True))
     return chains, kernel
 
@@ -75,7 +76,7 @@ def test_gaussian_case_is_exact():
     generator = torch.Generator().manual_seed(0)
     features = [torch.rand(4, 1, generator=generator, dtype=torch.float64) + 0.5 for _ in range(3)]
     variances = [torch.tensor([v]).double() for v in (1.0, 0.5, 2.0)]
-    chains = SparseComponents(features, variances, [0.0] * 3, 1.5, 6, NUM_CHAINS, generator)
+    chains = SparseComponents(features, SparsePrior(variances, [0.0] * 3, 1.5, 6), NUM_CHAINS, generator)
     y, noise = torch.tensor([1.0, -0.5, 0.3, 0.8]).double(), torch.full((4,), 0.2).double()
     chains.sweep(y, noise)
     kernel = 1.5 * math.prod((phi * v) @ phi.mT for phi, v in zip(features, variances, strict=True))

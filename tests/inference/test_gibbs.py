@@ -18,8 +18,10 @@ from gpytorch_tkrr import (
     ConstraintWarning,
     ConvergenceWarning,
     Domain,
+    InputError,
     NotFittedError,
     SizeError,
+    StalePosteriorWarning,
     fit_als,
     fit_gibbs,
 )
@@ -91,6 +93,59 @@ def test_same_seed_same_draws_and_more_draws_continue_the_chain():
         mine, other = (m.posterior.factors[0][m.posterior.chains == number] for m in (first, second))
         torch.testing.assert_close(mine[:21], other[:21], rtol=0, atol=0)
         torch.testing.assert_close(mine[21:], other[21:], rtol=1e-8, atol=1e-8)
+
+
+def test_draws_of_other_data_means_or_sizes_are_not_continued():
+    x, y = _data(60)
+    model = _model(x, y)
+    fit_gibbs(model, num_draws=4, num_warmup=4, seed=0)
+    before = model.posterior
+    more = {"num_draws": 4, "num_warmup": 0, "seed": 0}
+    for data in [(x, -y), (x, y.flip(0)), (x[:-1], y[:-1]), (x, y, torch.linspace(0.5, 1.5, 60).double())]:
+        with pytest.raises(InputError, match=r"of the data was .* do not mix"):
+            fit_gibbs(model, data=data, **more)
+        assert model.posterior is before and model.mean_module.constant.item() == pytest.approx(float(y.mean()))
+    with pytest.warns(StalePosteriorWarning, match="changed"):
+        model.append_train_data(x[:5], y[:5])
+    assert model.is_stale
+    with pytest.raises(InputError, match="num_rows of the data was 60 and is now 65"):
+        fit_gibbs(model, **more)
+    order = torch.randperm(60)
+    fit_gibbs(model, data=[(x[order[:20]], y[order[:20]]), (x[order[20:]], y[order[20:]])], **more)
+    assert model.posterior.num_draws == 8  # the same rows, in another order
+    model.resize(num_basis=5)
+    with pytest.raises(InputError, match="num_basis was"):
+        fit_gibbs(model, data=(x, y), **more)
+    fit_gibbs(model, num_draws=4, num_warmup=2, seed=0)
+    assert model.posterior.num_draws == 4 and not model.is_stale
+
+
+def test_draws_with_another_mean_are_not_continued():
+    x, y = _data(60)
+    mean = gpytorch.means.LinearMean(2).double()
+    model = _model(x, y, mean_module=mean)
+    fit_gibbs(model, num_draws=4, num_warmup=4, seed=0)
+    mean.weights.data[0] += 1.0
+    with pytest.raises(InputError, match="the mean function was"):
+        fit_gibbs(model, num_draws=4, num_warmup=0, seed=0)
+    mean.weights.data[0] -= 1.0
+    fit_gibbs(model, num_draws=4, num_warmup=0, seed=0)
+    assert model.posterior.num_draws == 8
+
+
+def test_draws_are_continued_after_a_round_trip_through_a_file():
+    x, y = _data(60)
+    model, fresh = _model(x, y), _model(x, y)
+    fit_gibbs(model, num_draws=4, num_warmup=4, seed=0)
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    fresh.load_state_dict(torch.load(buffer, weights_only=True))
+    for each in (model, fresh):
+        fit_gibbs(each, num_draws=4, num_warmup=0)
+    torch.testing.assert_close(fresh.draws(x), model.draws(x), rtol=1e-9, atol=1e-9)
+    with pytest.raises(InputError, match="do not mix"):
+        fit_gibbs(fresh, data=(x, y + 1), num_draws=4, num_warmup=0)
 
 
 def test_starts_from_als():

@@ -11,8 +11,9 @@ import torch
 from gpytorch.kernels import AdditiveKernel, ConstantKernel, ProductKernel, RBFKernel, ScaleKernel
 
 from gpytorch_tkrr import Domain
-from gpytorch_tkrr.cp.sums import Design
-from gpytorch_tkrr.data.source import TensorSource, TrainingData
+from gpytorch_tkrr.cp.design import Design
+from gpytorch_tkrr.data.source import TensorSource
+from gpytorch_tkrr.data.training import TrainingData
 from gpytorch_tkrr.features.separable import separate
 from gpytorch_tkrr.inference.hyperparameters import Hyperparameters
 from gpytorch_tkrr.inference.sampler import FactorConditional, GibbsSampler, GibbsState
@@ -122,7 +123,7 @@ class _Problem:
             sampler.refresh()
             if sampler.is_represented(index):
                 break
-        precisions = torch.from_numpy(rng.gamma(2.0, 1 / sampler.precision_rate, self.rank))
+        precisions = torch.from_numpy(rng.gamma(2.0, 1 / sampler.prior.rate, self.rank))
         factors = [
             torch.from_numpy(rng.standard_normal((self.rank, len(v))))
             * (v * sampler.prior_factor).sqrt()

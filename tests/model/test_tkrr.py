@@ -144,6 +144,40 @@ def test_set_train_data_makes_the_posterior_stale():
         model.set_train_data(x + 10, y)
 
 
+def test_reading_and_predicting_change_nothing_and_preparing_does():
+    x, y = make_data()
+    model = tkrr.TKRR(None, None, gpytorch.likelihoods.GaussianLikelihood(), rank=3)
+    before = {name: value for name, value in model.state_dict().items() if name != "_extra_state"}
+    training = model.training_data((x, y), memory=1 << 20)
+    assert model.covar_module is None and model.domain is None
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    model.prepare(training.summary)
+    kernel, domain = model.covar_module, model.domain
+    assert model.num_dims == 2 and model.mean_module.constant.item() == pytest.approx(float(y.mean()))
+    model.prepare((x, y + 1))  # kernel and box are chosen once
+    assert model.covar_module is kernel and model.domain is domain
+    with pytest.raises(tkrr.InputError, match="have 3 input dimensions; the model has 2"):
+        model.prepare(make_data(num_dims=3))
+    tkrr.fit_als(model, data=(x, y), max_sweeps=1, seed=0)
+    model.posterior.blocks = None
+    model.compute_covariance(data=(x, y + 5))
+    assert model.mean_module.constant.item() == pytest.approx(float(y.mean()))
+
+
+def test_resize():
+    model, _, _ = fitted()
+    model.resize()
+    assert not model.is_stale
+    model.resize(rank=2)
+    assert model.is_stale and model.rank == 2 and model.num_basis == 12
+    model.resize(domain=tkrr.Domain(torch.full((2,), 0.5), 2.0), num_basis=[6, 7])
+    tkrr.fit_als(model, max_sweeps=1, seed=0)
+    assert not model.is_stale and [factor.shape for factor in model.factors] == [(6, 2), (7, 2)]
+    for bad in ({"rank": 0}, {"rank": 2.0}, {"num_basis": 0}):
+        with pytest.raises(tkrr.SizeError):
+            model.resize(**bad)
+
+
 def test_deepcopy_and_pickle():
     model, x, _ = fitted()
     expected = model(x)

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpytorch_tkrr.cp.sums import Design
-from gpytorch_tkrr.data.source import TensorSource, TrainingData
+from gpytorch_tkrr.cp.design import Design
+from gpytorch_tkrr.data.source import TensorSource
+from gpytorch_tkrr.data.training import TrainingData
 from gpytorch_tkrr.features.basis import ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
 
 N, R = 700, 3
@@ -131,3 +132,25 @@ def test_sums_of_parts_add_up():
 
     parts = sums(slice(0, 100)) + sums(slice(100, N))
     torch.testing.assert_close(parts.pack(), sums(slice(0, N)).pack(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 0], ids=["kept", "streamed"])
+def test_other_functions_give_the_sums_of_a_new_design_and_read_kept_rows_no_more(memory):
+    x, y, weight = make_data()
+    source = TensorSource(x, y, weight, batch_rows=190)
+    others = [BASES[2], BASES[0], BASES[1], BASES[3]]
+    factors = [torch.randn(R, basis.num_functions, dtype=torch.float64) for basis in BASES]
+    scale = torch.rand(R, dtype=torch.float64)
+    design = Design(TrainingData(source, memory=memory), BASES, memory=memory)
+    design.marginals()
+    for d in range(4):
+        design.sums(d, factors, scale)
+    if memory:
+        design.data.source = None  # not read again
+    design.set_bases(others)
+    fresh = Design(TrainingData(source, memory=memory), others, memory=memory)
+    for ours, expected in zip(design.marginals(), fresh.marginals(), strict=True):
+        assert torch.equal(ours[0], expected[0]) and torch.equal(ours[1], expected[1])
+    factors = [torch.randn(R, basis.num_functions, dtype=torch.float64) for basis in others]
+    for d in (0, 2, 1):
+        assert torch.equal(design.sums(d, factors, scale).pack(), fresh.sums(d, factors, scale).pack())

@@ -1,0 +1,263 @@
+"""The design of every factor: rows, what is kept of them between updates, and products of projections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..data.source import Batch, RowFunction, Working, residuals
+from ..data.training import TrainingData
+from ..features.basis import Basis
+from .cells import Cells, DistinctValues, RowGroups
+from .moments import MomentTable
+from .sums import FactorSums, add_direct, add_grouped, chunk_rows
+
+#: Ranks up to this sum over cells; for larger ones the products of projections cost more than the functions.
+MAX_CELL_RANK = 12
+
+#: Bytes for each row of a column that is divided into cells.
+CELL_BYTES = 20
+
+
+class _Rows:
+    """A batch with what is known about it: nodes of its columns and products over modes."""
+
+    def __init__(self, batch: Batch, tables: Sequence[MomentTable], distinct: Sequence[DistinctValues | None]):
+        self.batch, self.tables, self.distinct = batch, tables, distinct
+        self.bonds: list[Tensor] | None = None  # bond b, between modes b - 1 and b: see Design
+        self.position = 0
+        self.is_kept = False
+        self.cells: dict[int, Cells | None] = {}
+
+    def groups(self, d: int, rank: int) -> RowGroups | None:
+        """The nodes of a column; cells only for a batch that is kept."""
+        if self.distinct[d] is not None or not self.is_kept or rank > MAX_CELL_RANK:
+            return self.distinct[d]
+        if d not in self.cells:
+            self.cells[d] = Cells.find(self.batch.x[:, d], self.tables[d])
+        return self.cells[d]
+
+    def project(self, d: int, factor: Tensor) -> Tensor:
+        """The projection of a mode, `(R, n)`."""
+        groups, x = self.groups(d, factor.shape[0]), self.batch.x[:, d]
+        if groups is not None:
+            return groups.interpolate(factor @ self.tables[d].features(groups.nodes))
+        return self.tables[d].project(factor, x, rows=chunk_rows(self.tables[d].num_functions + factor.shape[0]))
+
+    def add_to(self, sums: FactorSums, d: int, p: Tensor, t: Tensor, weight: Tensor | None = None) -> None:
+        """Add this batch to the sums of a mode, with weights beside its own."""
+        groups, own = self.groups(d, p.shape[0]), self.batch.weight
+        weight = own if weight is None else weight if own is None else own * weight
+        if groups is None:
+            add_direct(sums, self.batch.x[:, d], p, t, weight)
+        else:
+            add_grouped(sums, groups, p, t, weight)
+        sums.square.add_(t @ t if weight is None else (weight * t) @ t)
+        sums.count.add_(t.shape[0])
+
+    def products(self, d: int, factors: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Products over all modes but d, `(R, n)`, and the model's values `(n,)`, without any memory."""
+        projections = [self.project(k, factor) for k, factor in enumerate(factors)]
+        left, right = _product(projections[:d]), _product(projections[d + 1 :])
+        p = right if left is None else left if right is None else left.mul_(right)
+        if p is None:
+            p = torch.ones_like(projections[0])
+        return p, scale @ (p * projections[d])
+
+    def keep(self, factors: Sequence[Tensor], position: int) -> None:
+        """Store products over modes at every bond, as they are after an update of the mode at a position."""
+        self.is_kept = True
+        bonds = [factors[0].new_empty(0)] * len(factors)
+        left: Tensor | None = None
+        for b in range(1, position + 1):  # products to the left
+            projection = self.project(b - 1, factors[b - 1])
+            left = projection if left is None else projection.mul_(left)
+            bonds[b] = left
+        right: Tensor | None = None
+        for b in range(len(factors) - 1, position, -1):  # products to the right
+            projection = self.project(b, factors[b])
+            right = projection if right is None else projection.mul_(right)
+            bonds[b] = right
+        self.bonds, self.position = bonds, position
+
+    def move(self, d: int, factors: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, Tensor]:
+        """As :meth:`products`, from the stored bonds, which are brought to position d."""
+        assert self.bonds is not None
+        bonds, last = self.bonds, len(factors) - 1
+        values: Tensor | None = None
+        while self.position != d:
+            here = self.position
+            projection = self.project(here, factors[here])
+            if d > here:  # bond here + 1 turns from a product to the right into one to the left
+                bond, new = here + 1, projection if here == 0 else projection.mul_(bonds[here])
+            else:  # bond here turns from a product to the left into one to the right
+                bond, new = here, projection if here == last else projection.mul_(bonds[here + 1])
+            values = scale @ (new * bonds[bond]) if values is None else values
+            bonds[bond] = new
+            self.position = here + 1 if d > here else here - 1
+        if last == 0:
+            p = torch.ones(factors[0].shape[0], self.batch.num_rows, dtype=torch.float64, device=scale.device)
+        elif d == 0:
+            p = bonds[1]
+        elif d == last:
+            p = bonds[last]
+        else:
+            p = bonds[d] * bonds[d + 1]
+        if values is None:
+            values = scale @ (p * self.project(d, factors[d]))
+        return p, values
+
+
+def _product(tensors: Sequence[Tensor]) -> Tensor | None:
+    result: Tensor | None = None
+    for tensor in tensors:
+        result = tensor.clone() if result is None else result.mul_(tensor)
+    return result
+
+
+class Design:
+    r"""
+    The design of every factor over the rows of a fit.
+
+    Batches and products over modes are kept where they fit into `memory` bytes: bond b, between modes b - 1 and b,
+    holds the product of all projections to its left or to its right, and passing a mode turns one bond over. So a sweep
+    costs one projection per factor update, whatever D. What does not fit is projected anew for each update.
+
+    :param data: The rows, read again for every update unless kept. Where several processes hold rows, the sums are
+        those of all of them.
+    :param bases: The basis of each mode.
+    :param memory: Bytes that may be used beyond the data.
+    :param compress: Whether columns with few distinct values are compressed to these.
+    """
+
+    def __init__(self, data: TrainingData, bases: Sequence[Basis], *, memory: int = 2 << 30, compress: bool = True):
+        self.data = data
+        self.memory = memory
+        sample = data.summary.sample
+        # Hardly any repetition in the sample: no need to look for it in every batch.
+        self._compress = [compress and 2 * num <= len(sample) for num in data.summary.num_distinct()]
+        self._kept: list[_Rows] | None = None
+        self._spent = 0
+        self.set_bases(bases)
+
+    def set_bases(self, bases: Sequence[Basis]) -> None:
+        """
+        Go on with other functions, and the rows that have been kept.
+
+        :param bases: The basis of each mode.
+        """
+        self.tables = [MomentTable(basis) for basis in bases]
+        self._position = 0  # of products over modes that are made anew
+        self._marginals: list[tuple[Tensor, Tensor]] | None = None
+        if self._kept is not None:
+            self._kept = [_Rows(rows.batch, self.tables, rows.distinct) for rows in self._kept]
+
+    def reset(self, position: int = 0) -> None:
+        """
+        Forget kept products: needed when any factor but the last one updated has changed.
+
+        :param position: The mode from where the next update is reached.
+        """
+        self._position = position
+        for rows in self._kept or ():
+            rows.bonds = None
+
+    def marginals(self) -> list[tuple[Tensor, Tensor]]:
+        r"""
+        :math:`\tfrac1N \sum_n \phi_d \phi_d^\top` and :math:`\tfrac1N \sum_n \phi_d` for each mode: over all rows
+        where these have been kept, else over the sample that the first pass took. So they cost no pass of their own.
+
+        :return: D pairs `(M, M)` and `(M,)`.
+        """
+        if self._marginals is None:
+            device = self.data.summary.lower.device
+            totals = [FactorSums.zeros(table, 1, device) for table in self.tables]
+            for rows in self._rows() if self.data.is_kept else [self._sample()]:
+                one = torch.ones(1, rows.batch.num_rows, dtype=torch.float64, device=device)
+                for d, sums in enumerate(totals):
+                    rows.add_to(sums, d, one, one[0])
+            if self.data.is_kept:
+                packed = self.data.processes.sum(torch.cat([sums.pack() for sums in totals]))
+                parts = packed.split([sums.pack().numel() for sums in totals])
+                totals = [sums.unpack(part) for sums, part in zip(totals, parts, strict=True)]
+            self._marginals = [(sums.gram()[0, :, 0] / sums.square, sums.rhs[0] / sums.square) for sums in totals]
+        return self._marginals
+
+    def _sample(self) -> _Rows:
+        """The sample of all processes' rows, as one batch."""
+        summary, inputs = self.data.summary, self.data.inputs
+        x = summary.sample if inputs is None else inputs(summary.sample)
+        return self._grouped(Batch(x, torch.zeros_like(summary.sample_weight), summary.sample_weight))
+
+    def sums(self, d: int, factors: Sequence[Tensor], scale: Tensor, working: Working = residuals) -> FactorSums:
+        r"""
+        The sums of one factor, with the residual :math:`t = y - f` of the current model as target.
+
+        :param d: The mode.
+        :param factors: Raw factors :math:`a_k`, D tensors `(R, M_k)`. Since the last call only the factor that call was
+            for may have changed, else call :meth:`reset` first.
+        :param scale: Scales of the components `(R,)`: :math:`f(x) = \sum_r s_r \prod_k \phi_k(x_k)^\top a_{kr}`.
+        :param working: t and row weights of a batch, where they are not the residuals and those of the data.
+        """
+        rank = factors[0].shape[0]
+        first_row = self.data.first_row
+        total = FactorSums.zeros(self.tables[d], rank, scale.device)
+        left = self.memory - self._spent
+        per_row = 8 * rank * (len(factors) - 1) + (CELL_BYTES * len(factors) if rank <= MAX_CELL_RANK else 0)
+        for rows in self._rows():
+            left -= per_row * rows.batch.num_rows
+            if left >= 0 and self._kept is not None:
+                if rows.bonds is None:
+                    rows.keep(factors, self._position)
+                p, values = rows.move(d, factors, scale)
+            else:
+                p, values = rows.products(d, factors, scale)
+            rows.add_to(total, d, p, *working(rows.batch, values, first_row))
+            first_row += rows.batch.num_rows
+        return total.unpack(self.data.processes.sum(total.pack()))
+
+    def sum_rows(self, factors: Sequence[Tensor], scale: Tensor, function: RowFunction, size: int) -> Tensor:
+        """
+        The sum of a function of all rows, over all processes.
+
+        :param factors: As for :meth:`sums`.
+        :param scale: As for :meth:`sums`.
+        :param function: Its sum over the rows of a batch, `(size,)`.
+        :param size: How many values it has.
+        :return: `(size,)`, float64.
+        """
+        first_row = self.data.first_row
+        total = torch.zeros(size, dtype=torch.float64, device=scale.device)
+        for rows in self._rows():
+            # Kept products stand at some mode; from there f costs one projection.
+            evaluate = rows.products if rows.bonds is None else rows.move
+            _, values = evaluate(0 if rows.bonds is None else rows.position, factors, scale)
+            total += function(rows.batch, values, first_row)
+            first_row += rows.batch.num_rows
+        return self.data.processes.sum(total)
+
+    def _rows(self) -> Iterator[_Rows]:
+        """All batches, kept ones or read anew; a first pass that fits into memory keeps them."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept: list[_Rows] | None = []
+        self._spent = 0
+        for batch in self.data:
+            rows = self._grouped(batch)
+            if kept is not None:
+                self._spent += 8 * batch.x.numel() + 16 * batch.num_rows
+                self._spent += sum(distinct.num_bytes for distinct in rows.distinct if distinct is not None)
+                kept.append(rows)
+                kept = kept if self._spent <= self.memory else None
+            yield rows
+        self._kept = kept
+
+    def _grouped(self, batch: Batch) -> _Rows:
+        """A batch, its columns contiguous since they are read one by one, with their distinct values."""
+        batch = replace(batch, x=batch.x.mT.contiguous().mT)
+        columns = zip(batch.x.mT, self._compress, strict=True)
+        return _Rows(batch, self.tables, [DistinctValues.find(x) if compress else None for x, compress in columns])

@@ -1,0 +1,139 @@
+"""What a model is made of where the user does not say: kernel, input warp, box, numbers of functions."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from ..data.training import Summary
+from ..errors import DomainError, InputError, SeparableKernelWarning
+from ..features.domain import Domain
+from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, SpectralTerm, separate
+from .anova import anova_kernel
+from .warp import InputWarp
+
+
+@dataclass
+class Setup:
+    """
+    Kernel, warp, box and counts of a model, each given or still to be chosen.
+
+    :param kernel: The kernel; None to be chosen.
+    :param domain: The box; None to be chosen.
+    :param warp: The input warp; None for none.
+    :param num_basis: Numbers of sines.
+    :param max_num_basis: How many each mode may get where they are adapted; None for no limit.
+    """
+
+    kernel: Kernel | None
+    domain: Domain | None
+    warp: InputWarp | None
+    num_basis: int | tuple[int, ...]
+    max_num_basis: tuple[int, ...] | None
+
+    def completed(
+        self, summary: Summary, *, adapts_warp: bool, adapts_num_basis: bool, dtype: torch.dtype | None = None
+    ) -> Setup:
+        """
+        The same with all that is missing chosen from the data.
+
+        :param summary: The data.
+        :param adapts_warp: Whether columns that crowd are warped.
+        :param adapts_num_basis: Whether columns with few values get few functions, with the default kernel.
+        :param dtype: That of the default kernel.
+        """
+        warp, num_basis, max_num_basis, kernel = self.warp, self.num_basis, self.max_num_basis, self.kernel
+        if adapts_warp and warp is None:
+            found = InputWarp.from_data(summary.sample, summary.lower, summary.upper)
+            warp = found if found.columns.numel() else None
+        if kernel is None and adapts_num_basis:
+            max_num_basis = tuple(max(count, 2) for count in summary.num_distinct())
+            num_basis = tuple(min(DEFAULT_NUM_BASIS, most) for most in max_num_basis)
+        if kernel is None:
+            kernel = anova_kernel(
+                summary.num_dims,
+                center=(summary.upper + summary.lower) / 2,
+                half_range=(summary.upper - summary.lower) / 2,
+                outputscale=summary.variance or 1.0,
+            ).to(summary.lower.device)
+            kernel = kernel if dtype is None else kernel.to(dtype)
+        domain = self.domain
+        if domain is None:
+            domain = choose_box(kernel, summary.lower, summary.upper, 0.01 / summary.num_dims)
+        return Setup(kernel, domain, warp, num_basis, max_num_basis)
+
+
+def check_num_dims(given: int, known: int | None) -> None:
+    """
+    An error where data have another number of inputs than the model.
+
+    :param given: That of the data.
+    :param known: That of the model; None while it has none.
+    """
+    if known not in (None, given):
+        raise InputError(f"The data have {given} input dimensions; the model has {known}.")
+
+
+def check_inside(domain: Domain, lower: Tensor, upper: Tensor) -> None:
+    """
+    An error where data lie outside of the box.
+
+    :param domain: The box.
+    :param lower: Smallest inputs `(D,)`.
+    :param upper: Largest inputs `(D,)`.
+    """
+    inside = domain.contains(torch.stack([lower, upper])).all(0)
+    if not inside.all():
+        outside = (~inside).nonzero().flatten().tolist()
+        raise DomainError(
+            f"Training inputs lie outside of the domain in dimensions {outside}. Use a larger Domain: the basis "
+            "cannot represent functions there."
+        )
+
+
+def announce_products(separable: SeparableKernel) -> None:
+    """
+    Say where a kernel is not taken literally.
+
+    :param separable: The kernel, read mode by mode.
+    """
+    for path in separable.radial:
+        warnings.warn(
+            f"{path} is not a product over input dimensions; the model uses the product of its one-dimensional "
+            "kernels.",
+            SeparableKernelWarning,
+            stacklevel=4,
+        )
+
+
+@torch.no_grad()
+def choose_box(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float, *, room: float = 1.0) -> Domain:
+    r"""
+    The box: the range of the data plus a margin that makes the sines' images small at the edge of the data,
+    :math:`|k_d(2 (L - S))| \le` tol.
+
+    :param kernel: A separable kernel, at its present hyperparameters.
+    :param lower: Smallest inputs `(D,)`.
+    :param upper: Largest inputs `(D,)`.
+    :param tol: What a single image may be, relative to the variance.
+    :param room: The smallest margin, in units of half the range, for lengthscales that are yet to be learned.
+    """
+    half_range = (upper - lower) / 2
+    unit = torch.where(half_range > 0, half_range, torch.ones_like(half_range))
+    modes = separate(kernel, Domain((lower + upper) / 2, unit), 1, lower.numel()).modes
+    margins = [
+        max([room * float(unit[d]), *(_margin(term, float(unit[d]), tol) for term in mode.spectral_terms())])
+        for d, mode in enumerate(modes)
+    ]
+    return Domain((lower + upper) / 2, half_range + torch.tensor(margins, dtype=torch.float64, device=lower.device))
+
+
+def _margin(term: SpectralTerm, unit: float, tol: float) -> float:
+    """The smallest margin beyond which twice the lag leaves no correlation, up to a million half ranges."""
+    lags = unit * torch.logspace(-2, 6, 799, dtype=torch.float64, device=term.basis.center.device)
+    large = (term.covariance(2 * lags).abs() > tol).nonzero()
+    return float(lags[min(int(large[-1]) + 1, len(lags) - 1)]) if large.numel() else float(lags[0])
