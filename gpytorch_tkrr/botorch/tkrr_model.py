@@ -33,14 +33,16 @@ from linear_operator.operators import DiagLinearOperator, LowRankRootLinearOpera
 from torch import Tensor, nn
 
 from ..errors import ConvergenceWarning, InputError, NotFittedError
+from ..features.box import choose_box
+from ..features.represented import range_grids
 from ..features.separable import num_basis_needed
-from ..hilbert.prediction import WeightPosterior
+from ..hilbert.weights import WeightPosterior
 from ..inference.als import fit_als
 from ..inference.few_rows import SparseComponents
 from ..inference.gibbs import MAX_NUM_BASIS, TAIL, fit_gibbs
 from ..model.draws import DrawsPosterior
 from ..model.posterior import Posterior
-from ..model.tkrr import TKRR, choose_box
+from ..model.tkrr import TKRR
 from .box import input_range, join_range
 from .dispatch import register_custom_fit
 from .outcomes import choose_outcomes, join_outcomes
@@ -485,12 +487,12 @@ def _sample_side_by_side(
 ) -> None:
     """Give a model draws of its factors at its present hyperparameters."""
     separable = model.separate()
-    fraction = torch.linspace(0, 1, 33).to(ends[0])
+    covariances = [mode.covariance() for mode in separable.modes]
     features, variances, shares = [], [], []
-    for d, mode in enumerate(separable.modes):
-        v = mode.variances()
-        squares = mode.basis(ends[0][d] + fraction * (ends[1][d] - ends[0][d])).square() * v
-        features.append(mode.basis(x[:, d].double()))
+    for d, (mode, grid) in enumerate(zip(separable.modes, range_grids(*ends), strict=True)):
+        v = covariances[d].variances
+        squares = covariances[d].mix(mode.basis(grid)).square() * v
+        features.append(covariances[d].mix(mode.basis(x[:, d].double())))
         variances.append(v)
         shares.append(min(float(1 - (squares[:, 0] / squares.sum(-1)).mean()), MAX_SHARE))
     num_chains = min(max(MAX_ENTRIES // len(y) ** 2, MIN_CHAINS), MAX_CHAINS)
@@ -506,7 +508,8 @@ def _sample_side_by_side(
     while len(draws) * num_chains < NUM_DRAWS:
         chains.sweep(targets, noise)
         draws.append(chains.factors())
-    factors = [torch.cat(each) for each in zip(*draws, strict=True)]  # (S, R, M_d)
+    parts = zip(covariances, zip(*draws, strict=True), strict=True)
+    factors = [covariance.unmix(torch.cat(each)) for covariance, each in parts]  # (S, R, M_d)
     numbers = torch.arange(num_chains, device=targets.device).repeat(len(draws))
     model.set_posterior(DrawsPosterior(factors, noise.mean().expand(len(numbers)).clone(), {}, numbers, {}))
 

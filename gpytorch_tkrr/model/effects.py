@@ -162,7 +162,7 @@ def _integrate(model: TKRR, measure: Measure | None) -> _Modes:
         factors = posterior.factors
     elif isinstance(posterior, LaplacePosterior):
         balanced = posterior.weights.balanced()
-        factors = [(w * v.sqrt()).unsqueeze(0) for w, v in zip(balanced, posterior.variances, strict=True)]
+        factors = [v.unwhiten(w).unsqueeze(0) for w, v in zip(balanced, posterior.covariances, strict=True)]
     else:
         raise InputError(f"Effects need factors: draws or ALS weights; got a {type(posterior).__name__}.")
     if not isinstance(model.mean_module, ConstantMean | ZeroMean):

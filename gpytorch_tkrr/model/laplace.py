@@ -25,6 +25,7 @@ from ..cp.sums import Design
 from ..cp.weights import CPWeights, all_products_but_one, clamped_exp
 from ..errors import NotFittedError
 from ..features.basis import Basis
+from ..features.covariance import Covariance, covariance_state, covariances_from_state
 
 #: Laplace blocks are stored in a `state_dict` up to this many bytes; larger ones are recomputed from data.
 MAX_STORED_BYTES = 64 << 20
@@ -35,7 +36,7 @@ class LaplacePosterior:
     CP weights with a Gaussian around each factor.
 
     :param weights: Whitened weights.
-    :param variances: The variances they are whitened by, D tensors `(M_d,)`.
+    :param covariances: The prior covariances they are whitened by, one for each mode.
     :param noise: Noise variance, a scalar.
     :param blocks: The conditional of each factor at unit noise, or None while they have not been computed.
     """
@@ -43,9 +44,13 @@ class LaplacePosterior:
     kind = "laplace"
 
     def __init__(
-        self, weights: CPWeights, variances: Sequence[Tensor], noise: Tensor, blocks: list[Conditional] | None = None
+        self,
+        weights: CPWeights,
+        covariances: Sequence[Covariance],
+        noise: Tensor,
+        blocks: list[Conditional] | None = None,
     ):
-        self.weights, self.variances, self.noise, self.blocks = weights, list(variances), noise, blocks
+        self.weights, self.covariances, self.noise, self.blocks = weights, list(covariances), noise, blocks
         self.bases: list[Basis] = []  # set by the model, which knows the box
 
     @property
@@ -55,7 +60,10 @@ class LaplacePosterior:
 
     def _features(self, x: Tensor) -> list[Tensor]:
         """Whitened features `(..., n, M_d)` of each mode."""
-        return [basis(x[..., d]) * self.variances[d].sqrt() for d, basis in enumerate(self.bases)]
+        return [
+            v.mix(basis(x[..., d])) * v.root
+            for d, (basis, v) in enumerate(zip(self.bases, self.covariances, strict=True))
+        ]
 
     def mean(self, x: Tensor) -> Tensor:
         """
@@ -66,7 +74,7 @@ class LaplacePosterior:
         """
         product: Tensor | None = None
         for d, basis in enumerate(self.bases):
-            projection = basis(x[..., d]) @ (self.weights.factors[d] * self.variances[d].sqrt()).mT  # (..., n, R)
+            projection = basis(x[..., d]) @ self.covariances[d].unwhiten(self.weights.factors[d]).mT  # (..., n, R)
             product = projection if product is None else product * projection
         assert product is not None
         return product @ clamped_exp(self.weights.log_scale())
@@ -98,7 +106,7 @@ class LaplacePosterior:
             "kind": self.kind,
             "factors": list(self.weights.factors),
             "log_scales": self.weights.log_scales,
-            "variances": self.variances,
+            **covariance_state(self.covariances),
             "noise": self.noise,
         }
         if self.blocks is not None and 8 * sum(block.factor.numel() for block in self.blocks) <= MAX_STORED_BYTES:
@@ -113,7 +121,8 @@ class LaplacePosterior:
         :param state: The description.
         """
         blocks = [Conditional.from_factor(*block) for block in state["blocks"]] if "blocks" in state else None
-        return cls(CPWeights(list(state["factors"]), state["log_scales"]), state["variances"], state["noise"], blocks)
+        covariances = covariances_from_state(state)
+        return cls(CPWeights(list(state["factors"]), state["log_scales"]), covariances, state["noise"], blocks)
 
     def to(self, device: torch.device) -> LaplacePosterior:
         """
@@ -124,27 +133,27 @@ class LaplacePosterior:
         blocks = None
         if self.blocks is not None:
             blocks = [Conditional.from_factor(block.factor.to(device), block.scale.to(device)) for block in self.blocks]
-        variances = [v.to(device) for v in self.variances]
-        return LaplacePosterior(self.weights.to(device), variances, self.noise.to(device), blocks)
+        covariances = [covariance.to(device) for covariance in self.covariances]
+        return LaplacePosterior(self.weights.to(device), covariances, self.noise.to(device), blocks)
 
 
 def laplace_blocks(
-    design: Design, weights: CPWeights, variances: Sequence[Tensor], penalty: Penalty, strength: Tensor
+    design: Design, weights: CPWeights, covariances: Sequence[Covariance], penalty: Penalty, strength: Tensor
 ) -> tuple[list[Conditional], Tensor]:
     """
     The conditional of every factor at unit noise.
 
     :param design: The data.
     :param weights: Whitened weights at a mode of the objective.
-    :param variances: The variances they are whitened by.
+    :param covariances: The prior covariances they are whitened by.
     :param penalty: The penalty of the objective.
     :param strength: Its strength.
     :return: The conditionals, and the residual sum of squares.
     """
-    raw = [factor * v.sqrt() for factor, v in zip(weights.factors, variances, strict=True)]
+    raw = [covariance.unwhiten(factor) for factor, covariance in zip(weights.factors, covariances, strict=True)]
     scale = clamped_exp(weights.log_scale())
     blocks = []
     for d in range(weights.num_dims):
         sums = design.sums(d, raw, scale)
-        blocks.append(Conditional(whitened_precision(sums.gram(), variances[d], strength * penalty.form(weights, d))))
+        blocks.append(Conditional(whitened_precision(sums.gram(), covariances[d], strength * penalty.form(weights, d))))
     return blocks, sums.square

@@ -14,7 +14,8 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from gpytorch_tkrr import DenseFallbackWarning, Domain, DomainError, HilbertKernel, InputError, OutOfDomainWarning
-from gpytorch_tkrr.hilbert.prediction import HilbertPredictionStrategy, WeightPosterior
+from gpytorch_tkrr.hilbert.prediction import HilbertPredictionStrategy
+from gpytorch_tkrr.hilbert.weights import WeightPosterior
 
 pytestmark = pytest.mark.filterwarnings("ignore:The input matches the stored training data")
 
