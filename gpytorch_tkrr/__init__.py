@@ -34,6 +34,7 @@ from .errors import (
     UnsupportedKernelError,
 )
 from .features.domain import Domain
+from .features.finite import register_finite_basis
 from .features.index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .features.spectral import register_spectral_density, spectral_density
 from .hilbert.distribution import ReducedRankNormal
@@ -111,6 +112,7 @@ __all__ = [
     "fit_gibbs",
     "main_effects",
     "open_table",
+    "register_finite_basis",
     "register_spectral_density",
     "sobol_indices",
     "spectral_density",

@@ -128,7 +128,7 @@ def hilbert_gp(name: str, kernel: Kernel, x: Tensor) -> Tensor:
     covariance = kernel(x).evaluate_kernel()
     low_rank, _ = split_covariance(covariance)
     weights = _standard_normal(f"{name}.weights", low_rank.scale.shape, low_rank.scale)
-    values = ((low_rank.scale * weights).unsqueeze(-2) @ low_rank.features.double().mT).squeeze(-2)
+    values = ((low_rank.scale * weights).unsqueeze(-2) @ low_rank.mixed_features.mT).squeeze(-2)
     return pyro.deterministic(name, values.to(covariance.dtype), event_dim=1)
 
 
@@ -166,9 +166,10 @@ def cp_function(
     separable = separate(kernel, domain, num_basis, x.shape[-1])
     product: Tensor | None = None
     for d, mode in enumerate(separable.modes):
-        scale = root(mode.variances())
+        prior = mode.covariance()
+        scale = root(prior.variances)
         weights = _standard_normal(f"{name}.weights_{d}", torch.Size([rank, mode.num_functions]), scale)
-        values = (weights * scale) @ mode.basis(x[..., d]).mT  # (..., R, N)
+        values = prior.unmix(weights * scale) @ mode.basis(x[..., d]).mT  # (..., R, N)
         product = values if product is None else product * values
     assert product is not None
     values = product.sum(-2) * (separable.outputscale() / rank).sqrt()

@@ -25,9 +25,10 @@ from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
 from ..errors import ApproximationWarning, SizeError
-from ..features.box import MAX_MISSING, choose_domain
+from ..features.box import choose_domain, represented_lengthscales, suit_short_lengthscales
 from ..features.domain import Domain
 from ..features.index_set import FullTensor, HyperbolicCross, IndexSet
+from ..features.represented import MAX_MISSING
 from ..hilbert.distribution import ReducedRankNormal
 from ..hilbert.kernel import HilbertKernel
 from .box import input_range, join_range
@@ -229,7 +230,8 @@ class HilbertGPModel(SingleTaskGP):
             assert self._range is not None
             kernel = self.covar_module
             half_range = (self._range[1] - self._range[0]) / 2
-            ends = _represented_lengthscales(kernel.domain, half_range, kernel.num_basis)
+            missing = _missing(len(half_range))
+            ends = represented_lengthscales(kernel.domain, half_range, kernel.num_basis, missing, growth=MAX_GROWTH)
             return ends[0].unsqueeze(0), ends[1].unsqueeze(0)
         longest = leaf.lengthscale.detach().reshape(-1, leaf.lengthscale.shape[-1]).amax(0, keepdim=True)
         return 1e-3 * longest, MAX_GROWTH * longest
@@ -348,30 +350,15 @@ def _box_for(kernel: Kernel, lower: Tensor, upper: Tensor, num_basis: int | None
     domain = choose_domain(kernel, lower, upper, BOX_TOLERANCE)
     if num_basis is None or kernel.lengthscale.shape[:-1].numel() == 1:
         return domain
-    shortest = kernel.lengthscale.detach().reshape(-1, num_dims).amin(0).to(domain.half_width)
-    image, highest = _quantiles(num_dims)
-    least = (upper - lower) / 2 + image * shortest
-    most = math.pi * num_basis * shortest / (2 * highest * MAX_GROWTH)  # room for it to get shorter
-    return Domain(domain.center, domain.half_width.minimum(least.maximum(most)))
+    shortest = kernel.lengthscale.detach().reshape(-1, num_dims).amin(0)
+    return suit_short_lengthscales(
+        domain, shortest, (upper - lower) / 2, num_basis, _missing(num_dims), room=MAX_GROWTH
+    )
 
 
-def _quantiles(num_dims: int) -> tuple[float, float]:
-    r"""
-    How a box must fit a lengthscale of an RBF kernel: the margin L - S, in lengthscales, where k(2 (L - S)) is what may
-    be missing, and the highest frequency, times the lengthscale, beyond which as much of the variance lies.
-    """
-    missing = MISSING / num_dims if num_dims <= MAX_FULL_DIMS else 2 * MISSING
-    beyond = math.sqrt(2) * float(torch.erfinv(torch.tensor(1 - missing, dtype=torch.float64)))
-    return math.sqrt(-2 * math.log(missing)) / 2, beyond
-
-
-def _represented_lengthscales(domain: Domain, half_range: Tensor, num_basis: int) -> tuple[Tensor, Tensor]:
-    """The shortest and longest lengthscales of an RBF kernel that box and basis represent, `(D,)`."""
-    num_dims = len(half_range)
-    _, half_width = domain.sides(num_dims)
-    image, highest = _quantiles(num_dims)
-    shortest = 2 * highest * half_width / (math.pi * num_basis)
-    return shortest, torch.maximum((half_width - half_range) / image, MAX_GROWTH * shortest)
+def _missing(num_dims: int) -> float:
+    """What may be missing in each input at either end of the lengthscales' interval."""
+    return MISSING / num_dims if num_dims <= MAX_FULL_DIMS else 2 * MISSING
 
 
 def _choose_functions(num_dims: int, num_functions: int) -> tuple[int, IndexSet]:

@@ -27,9 +27,11 @@ from botorch.sampling.pathwise.utils import (
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from torch import Tensor
 
+from ..features.covariance import Covariance
 from ..hilbert.capacitance import root
+from ..hilbert.gram import weighted_product
 from ..hilbert.kernel import HilbertKernel
-from ..hilbert.operator import HilbertLinearOperator, capacitance_cholesky
+from ..hilbert.weights import weight_mean
 from .hilbert_model import HilbertGPModel
 from .tkrr_model import TKRRModel
 
@@ -77,8 +79,8 @@ class HilbertFeatureMap(FeatureMap):
         if self.kernel.active_dims is not None:
             x = x.index_select(-1, self.kernel.active_dims)
         expansion = self.kernel.expansion(self._num_columns)
-        scale = root(expansion.variances())
-        return (expansion.features(x) * scale.unsqueeze(-2)).to(x.dtype)
+        prior = expansion.covariance()
+        return (prior.mix(expansion.features(x)) * root(prior.variances).unsqueeze(-2)).to(x.dtype)
 
 
 @GenKernelFeatures.register(HilbertKernel)
@@ -105,8 +107,9 @@ def _(
     feature_map = GenKernelFeatures(model.covar_module, num_inputs=points.shape[-1], num_outputs=0)
     features = feature_map(points).double()  # Z, (..., N, M)
     errors = targets - sample_values - noise.sqrt() * torch.randn_like(sample_values)
-    factor = capacitance_cholesky(HilbertLinearOperator(features, torch.ones_like(features[..., 0, :])), noise)
-    weight = torch.cholesky_solve(features.mT @ (errors.double() / noise).unsqueeze(-1), factor).squeeze(-1)
+    target = (features.mT @ (errors.double() / noise).unsqueeze(-1)).squeeze(-1)
+    precision = weighted_product(features, features, 1 / noise)
+    weight = weight_mean(Covariance(torch.ones_like(features[..., 0, :])), precision, target)
     return GeneralizedLinearPath(
         feature_map=feature_map, weight=weight.to(sample_values), input_transform=get_input_transform(model)
     )

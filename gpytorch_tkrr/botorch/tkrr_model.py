@@ -33,13 +33,13 @@ from linear_operator.operators import DiagLinearOperator, LowRankRootLinearOpera
 from torch import Tensor, nn
 
 from ..errors import ConvergenceWarning, InputError, NotFittedError
+from ..features.box import choose_box
 from ..features.separable import num_basis_needed
-from ..hilbert.prediction import WeightPosterior
+from ..hilbert.weights import WeightPosterior
 from ..inference.als import fit_als
 from ..inference.few_rows import sample_few_rows
 from ..inference.gibbs import MAX_NUM_BASIS, TAIL, fit_gibbs
 from ..model.rollback import rollback_on_error
-from ..model.setup import choose_box
 from ..model.tkrr import TKRR
 from .box import input_range, join_range
 from .dispatch import register_custom_fit

@@ -13,21 +13,22 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..features.covariance import Covariance
 from ..linalg import jittered_cholesky
 
 
-def whitened_precision(gram: Tensor, variances: Tensor, prior: Tensor) -> Tensor:
+def whitened_precision(gram: Tensor, covariance: Covariance, prior: Tensor) -> Tensor:
     r"""
     :math:`P = V^{1/2} G V^{1/2} + Q \otimes I`, differentiable.
 
     :param gram: G, divided by the noise variance where that is not 1, `(R, M, R, M)`.
-    :param variances: v, `(M,)`.
+    :param covariance: V, of M weights.
     :param prior: Q, `(R, R)`.
     :return: `(R M, R M)`.
     """
-    root = variances.sqrt()
+    root = covariance.root
     rank, size = gram.shape[:2]
-    precision = gram * root.reshape(-1, 1, 1) * root
+    precision = covariance.mix_blocks(gram) * root.reshape(-1, 1, 1) * root
     precision.diagonal(dim1=1, dim2=3).add_(prior.unsqueeze(-1))
     return precision.reshape(rank * size, rank * size)
 

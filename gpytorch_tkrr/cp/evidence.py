@@ -25,12 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ..features.covariance import Covariance
+from ..features.represented import MAX_LEARNED_MISSING, ModeGrid
 from ..features.separable import SeparableKernel
 from .conditional import Conditional, whitened_precision
 from .sums import FactorSums
-
-#: Learned hyperparameters may leave this fraction of the prior variance unrepresented at the edge of the data.
-MAX_MISSING = 0.02
 
 
 @dataclass
@@ -63,18 +62,18 @@ class FactorData:
         return cls(gram, sums.rhs + product, square, sums.count)
 
 
-def log_evidence(data: FactorData, variances: Tensor, prior: Tensor, noise: Tensor) -> Tensor:
+def log_evidence(data: FactorData, covariance: Covariance, prior: Tensor, noise: Tensor) -> Tensor:
     r"""
     :math:`\log p(y \mid A_{-d}, \theta)`, a scalar, differentiable in all but the data.
 
     :param data: Sums over the data.
-    :param variances: v, `(M,)`.
+    :param covariance: V, of M weights.
     :param prior: Q, the prior precision of the whitened weights over components, `(R, R)`.
     :param noise: :math:`s^2`.
     """
-    variances = variances.clamp(min=1e-250)  # the root of zero has no gradient
-    precision = whitened_precision(data.gram, variances / noise, prior)
-    integral = _LogIntegral.apply(precision, (data.rhs * variances.sqrt() / noise).reshape(-1))
+    variances = covariance.variances.clamp(min=1e-250)  # the root of zero has no gradient
+    precision = whitened_precision(data.gram, Covariance(variances / noise, covariance.mixing), prior)
+    integral = _LogIntegral.apply(precision, (covariance.mix(data.rhs) * variances.sqrt() / noise).reshape(-1))
     logdet_prior = Conditional(prior).logdet() * variances.shape[0]
     misfit = data.count * torch.log(2 * math.pi * noise) + data.square / noise
     return integral + (logdet_prior - misfit) / 2
@@ -144,11 +143,13 @@ class HyperparameterStep:
         max_iterations: int = 5,
     ):
         self.separable, self.noise, self.outputscale = separable, noise, outputscale
-        self.grids, self.max_iterations = grids, max_iterations
+        self.max_iterations = max_iterations
         self.parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
         self.priors = [found[1:4] for module in modules for found in module.named_priors()]  # owner, prior, closure
-        self.features = [mode.basis(grid).square() for mode, grid in zip(separable.modes, grids, strict=True)]
-        self.users = [self._used_by(mode.variances()) for mode in separable.modes]  # parameter numbers of each mode
+        self.grids = [ModeGrid(mode, grid) for mode, grid in zip(separable.modes, grids, strict=True)]
+        self.users = [
+            self._used_by(mode.covariance().numbers()) for mode in separable.modes
+        ]  # parameter numbers of each mode
         self.common = self._used_by(noise()) | self._used_by(outputscale())
 
     def _used_by(self, value: Tensor) -> set[int]:
@@ -185,16 +186,15 @@ class HyperparameterStep:
         data = evidence.data()
 
         def term() -> Tensor:
-            noise, variances = self.noise(), self.separable.modes[k].variances()
-            value = log_evidence(data, variances, evidence.prior(noise, self.outputscale()), noise)
-            return value - self._barrier(k, variances) * data.count
+            noise, covariance = self.noise(), self.separable.modes[k].covariance()
+            value = log_evidence(data, covariance, evidence.prior(noise, self.outputscale()), noise)
+            return value - self._barrier(k, covariance) * data.count
 
         return term
 
-    def _barrier(self, d: int, variances: Tensor) -> Tensor:
+    def _barrier(self, d: int, covariance: Covariance) -> Tensor:
         """Quadratic in the fraction of prior variance that goes missing beyond what is tolerated."""
-        represented = (self.features[d] @ variances) / self.separable.modes[d].prior_variance(self.grids[d])
-        excess = 1 - represented - MAX_MISSING / len(self.grids)
+        excess = self.grids[d].missing(covariance) - MAX_LEARNED_MISSING / len(self.grids)
         return 1e4 * excess.clamp(min=0.0).square().mean()
 
     def _log_priors(self) -> Tensor:

@@ -1,4 +1,4 @@
-r"""Box and number of functions from an error bound.
+r"""Choosing a box: for a kernel and a range of inputs, with the number of functions or for a given one.
 
 Dirichlet ends add images: with S the data's half range and L that of the box, the error at the edge of the data is
 about :math:`k(2 (L - S)) + k(2 (L + S))`. Leaving out the functions beyond M costs at most
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from gpytorch.kernels import Kernel
@@ -19,13 +20,11 @@ from torch import Tensor
 from ..errors import SizeError, UnsupportedKernelError
 from .bessel import periodic_variances
 from .domain import Domain, as_inputs
-from .expansion import Box, Expansion, Periodic, Sines, expand_child
+from .expansion import Box, Expansion, OneInput, Sines, expand
+from .finite import PeriodicTerm
 from .index_set import FullTensor
-from .spectral import marginal_density
-
-#: Up to this fraction of the prior variance may be missing in the basis without a word; beyond it is warned about and
-#: made up for, and hyperparameters are not drawn there.
-MAX_MISSING = 0.05
+from .separable import SpectralTerm, separate
+from .spectral import node_density
 
 #: `from_tolerance` refuses to choose more functions than this.
 MAX_CHOSEN_FUNCTIONS = 4_000
@@ -52,19 +51,21 @@ class _Axis:
         """:math:`k(t) / k(0)` along this axis; the largest of a batch. `(T,)` -> `(T,)`."""
         lags = lag.new_zeros(len(lag) + 1, len(self.leaf.box.columns))
         lags[1:, self.position] = lag
-        values = self.leaf.covariance(lags)
+        values = self.leaf.at_lag(lags)
         ratio = values[..., 1:] / values[..., :1]
         return ratio.reshape(-1, len(lag)).abs().amax(0)
 
     def density(self, omega: Tensor) -> Tensor:
         """:math:`S(w) / k(0)` of the kernel along this axis. `(T,)` -> `(batch, T)`."""
-        total = torch.zeros((), dtype=torch.float64)
-        for kernel, columns, kept in self.leaf.terms:
-            dim = next(position for position in kept if columns[position] == self.column)
-            pieces = omega.unsqueeze(-1).split(512)  # quadratures and sums of shifts take much memory per frequency
-            densities = [marginal_density(kernel, piece, (dim,), num_dims=len(columns)) for piece in pieces]
-            total = total + torch.cat(densities, dim=-1)
-        variance = self.leaf.covariance(omega.new_zeros(1, len(self.leaf.box.columns)))
+        pieces = omega.split(512)  # quadratures and sums of shifts take much memory per frequency
+        total = reduce(
+            torch.add,
+            (
+                torch.cat([node_density(node, {self.column: piece}) for piece in pieces], dim=-1)
+                for node in self.leaf.nodes
+            ),
+        )
+        variance = self.leaf.at_lag(omega.new_zeros(1, len(self.leaf.box.columns)))
         return (total / variance).reshape(-1, len(omega))
 
 
@@ -91,13 +92,11 @@ def choose_basis(kernel: Kernel, x: Tensor, tol: float) -> tuple[Domain, list[in
             needed = _num_sines(axis, float(half_width[axis.column]))
             num_basis[axis.column] = max(num_basis[axis.column], needed)
         for leaf, share in leaves:
-            if isinstance(leaf, Periodic):
-                for d, column in enumerate(leaf.box.columns):
-                    budget = tol * share / len(leaf.box.columns)
-                    harmonics = _num_harmonics(leaf.concentration(d), budget)
-                    num_basis[column] = max(num_basis[column], 2 * harmonics)
+            if isinstance(leaf, OneInput) and isinstance(leaf.term, PeriodicTerm):
+                harmonics = _num_harmonics(leaf.term.concentration(), tol * share)
+                num_basis[leaf.column] = max(num_basis[leaf.column], 2 * harmonics)
         final = Box(draft.columns, draft.center, half_width, tuple(num_basis), FullTensor())
-        size = expand_child(kernel, final).num_functions
+        size = expand(kernel, final).num_functions
     if size > MAX_CHOSEN_FUNCTIONS:
         raise SizeError(
             f"tol={tol:g} needs about {size} functions ({num_basis} per input dimension), more than "
@@ -123,11 +122,88 @@ def choose_domain(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float) -> D
     return Domain(draft.center, _half_widths(list(_axes(leaves, tol)), (upper - lower) / 2))
 
 
+@torch.no_grad()
+def choose_box(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float, *, room: float = 1.0) -> Domain:
+    r"""
+    The box: the range of the data plus a margin that makes the sines' images small at the edge of the data,
+    :math:`|k_d(2 (L - S))| \le` tol.
+
+    :param kernel: A separable kernel, at its present hyperparameters.
+    :param lower: Smallest inputs `(D,)`.
+    :param upper: Largest inputs `(D,)`.
+    :param tol: What a single image may be, relative to the variance.
+    :param room: The smallest margin, in units of half the range, for lengthscales that are yet to be learned.
+    """
+    half_range = (upper - lower) / 2
+    unit = torch.where(half_range > 0, half_range, torch.ones_like(half_range))
+    modes = separate(kernel, Domain((lower + upper) / 2, unit), 1, lower.numel()).modes
+    margins = [
+        max([room * float(unit[d]), *(_margin(term, float(unit[d]), tol) for term in mode.spectral_terms())])
+        for d, mode in enumerate(modes)
+    ]
+    return Domain((lower + upper) / 2, half_range + torch.tensor(margins, dtype=torch.float64, device=lower.device))
+
+
+def _margin(term: SpectralTerm, unit: float, tol: float) -> float:
+    """The smallest margin beyond which twice the lag leaves no correlation, up to a million half ranges."""
+    lags = unit * torch.logspace(-2, 6, 799, dtype=torch.float64, device=term.basis.center.device)
+    large = (term.at_lag(2 * lags).abs() > tol).nonzero()
+    return float(lags[min(int(large[-1]) + 1, len(lags) - 1)]) if large.numel() else float(lags[0])
+
+
+def represented_lengthscales(
+    domain: Domain, half_range: Tensor, num_basis: int, missing: float, *, growth: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """
+    The shortest and longest lengthscales of an RBF kernel that a box and a number of functions represent.
+
+    :param domain: The box.
+    :param half_range: Half the range of the inputs, `(D,)`.
+    :param num_basis: Functions per input.
+    :param missing: The fraction of the prior variance that may be missing in each input.
+    :param growth: The longest is at least this many times the shortest.
+    :return: Two tensors `(D,)`.
+    """
+    _, half_width = domain.sides(len(half_range))
+    image, highest = _rbf_quantiles(missing)
+    shortest = 2 * highest * half_width / (math.pi * num_basis)
+    return shortest, torch.maximum((half_width - half_range) / image, growth * shortest)
+
+
+def suit_short_lengthscales(
+    domain: Domain, shortest: Tensor, half_range: Tensor, num_basis: int, missing: float, *, room: float
+) -> Domain:
+    """
+    A box that suits short lengthscales of an RBF kernel where no box suits all of a batch.
+
+    :param domain: The box that suits the long ones.
+    :param shortest: The shortest lengthscale of each input, `(D,)`.
+    :param half_range: Half the range of the inputs, `(D,)`.
+    :param num_basis: Functions per input.
+    :param missing: The fraction of the prior variance that may be missing in each input.
+    :param room: By which factor the shortest may still get shorter.
+    """
+    shortest = shortest.to(domain.half_width)
+    image, highest = _rbf_quantiles(missing)
+    least = half_range + image * shortest
+    most = math.pi * num_basis * shortest / (2 * highest * room)
+    return Domain(domain.center, domain.half_width.minimum(least.maximum(most)))
+
+
+def _rbf_quantiles(missing: float) -> tuple[float, float]:
+    """
+    How a box must fit a lengthscale of an RBF kernel: the margin L - S, in lengthscales, where k(2 (L - S)) is what may
+    be missing, and the highest frequency, times the lengthscale, beyond which as much of the variance lies.
+    """
+    beyond = math.sqrt(2) * float(torch.erfinv(torch.tensor(1 - missing, dtype=torch.float64)))
+    return math.sqrt(-2 * math.log(missing)) / 2, beyond
+
+
 def _draft(kernel: Kernel, lower: Tensor, upper: Tensor) -> tuple[Box, list[tuple[Expansion, float]]]:
     """A box of the right place and any size, and the leaves of the kernel's expansion on it."""
     num_dims = len(lower)
     box = Box(tuple(range(num_dims)), (lower + upper) / 2, torch.ones(num_dims), (1,) * num_dims, FullTensor())
-    return box, list(expand_child(kernel, box).leaves())
+    return box, list(expand(kernel, box).leaves())
 
 
 def _half_widths(axes: list[_Axis], half_range: Tensor) -> Tensor:

@@ -1,15 +1,15 @@
 r"""A kernel tree as features and variances, :math:`k(x, x') \approx \sum_i v_i(\theta) \phi_i(x) \phi_i(x')`.
 
-A node that has a spectral density becomes a tensor product of sines with the density as variances. Constant, linear,
-polynomial and periodic kernels have exact finite bases of their own. Sums concatenate, products multiply all pairs.
+This is the kernel tree read for all inputs at once. A node that has a spectral density becomes a tensor product of
+sines with the density as variances. Leaves with a finite basis bring their own functions (:mod:`.finite`). Sums
+concatenate, products multiply all pairs.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -18,11 +18,11 @@ from gpytorch import kernels
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from ..errors import UnsupportedKernelError
-from .basis import FourierBasis, SineBasis
-from .bessel import periodic_variances
+from .basis import Basis, SineBasis
+from .covariance import Covariance, block_diagonal, kronecker
 from .index_set import IndexSet
-from .spectral import has_density, marginal_density
+from .spectral import node_density, node_has_density
+from .tree import FiniteBasis, Node, Structure, unsupported
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,13 @@ class Box:
     num_basis: tuple[int, ...]
     index_set: IndexSet
 
-    def select(self, positions: Sequence[int]) -> Box:
-        """The box of some of these columns, by position."""
-        index = list(positions)
+    def select(self, columns: Sequence[int]) -> Box:
+        """
+        The box of some of these columns.
+
+        :param columns: Which, in the order wanted.
+        """
+        index = [self.columns.index(column) for column in columns]
         return replace(
             self,
             columns=tuple(self.columns[i] for i in index),
@@ -53,6 +57,21 @@ class Box:
             half_width=self.half_width[index],
             num_basis=tuple(self.num_basis[i] for i in index),
         )
+
+
+@dataclass(frozen=True)
+class BasisProducts:
+    """
+    Features that are products of functions of one input each.
+
+    :param bases: The functions of each input.
+    :param columns: Which inputs these are.
+    :param indices: Which functions each product takes, counted from 0, `(M, D)`.
+    """
+
+    bases: list[Basis]
+    columns: tuple[int, ...]
+    indices: Tensor
 
 
 class Expansion(ABC):
@@ -76,6 +95,17 @@ class Expansion(ABC):
     def variances(self) -> Tensor:
         """Prior variances `(*batch, M)`, float64, differentiable in the kernel's parameters."""
 
+    def mixing(self) -> Tensor | None:
+        r"""
+        T, `(*batch, M, M)`, where the weights' prior covariance is :math:`T \operatorname{diag}(v) T^\top`; None where
+        it is diagonal.
+        """
+        return None
+
+    def covariance(self) -> Covariance:
+        """The prior covariance of the weights."""
+        return Covariance(self.variances(), self.mixing())
+
     @abstractmethod
     def prior_variance(self, x: Tensor) -> Tensor:
         """
@@ -93,18 +123,84 @@ class Expansion(ABC):
         """Tensors that the features depend on, beside the inputs."""
         return []
 
+    def products(self) -> BasisProducts | None:
+        """The features as products of fixed functions of one input each, where they are."""
+        return None
+
+
+class Term(ABC):
+    """Functions of one input and their prior variances: a leaf of a tree on one column."""
+
+    @property
+    @abstractmethod
+    def basis(self) -> Basis:
+        """The functions."""
+
+    @abstractmethod
+    def variances(self) -> Tensor:
+        """Prior variances `(*batch, M)`, float64, differentiable in the kernel's raw parameters."""
+
+    def mixing(self) -> Tensor | None:
+        """T, `(*batch, M, M)`, for weights that are correlated (see :mod:`.covariance`); None where they are not."""
+        return None
+
+    @abstractmethod
+    def prior_variance(self, x: Tensor) -> Tensor:
+        """
+        The exact :math:`k(x, x)`.
+
+        :param x: Inputs `(..., N)`.
+        :return: `(..., N)`, or `(..., 1)` where it does not depend on x.
+        """
+
+
+class OneInput(Expansion):
+    """
+    The functions of one input.
+
+    :param column: Which input.
+    :param term: Its functions and their variances.
+    """
+
+    def __init__(self, column: int, term: Term):
+        self.column, self.term = column, term
+
+    @property
+    def num_functions(self) -> int:
+        return self.term.basis.num_functions
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.term.basis(x[..., self.column])
+
+    def variances(self) -> Tensor:
+        return self.term.variances()
+
+    def mixing(self) -> Tensor | None:
+        return self.term.mixing()
+
+    def prior_variance(self, x: Tensor) -> Tensor:
+        return self.term.prior_variance(x[..., self.column])
+
+    def basis_parameters(self) -> list[Tensor]:
+        return self.term.basis.parameters()
+
+    def products(self) -> BasisProducts | None:
+        basis = self.term.basis.detach()
+        if any(parameter.dim() for parameter in basis.parameters()):  # other functions for each entry of a batch
+            return None
+        return BasisProducts([basis], (self.column,), torch.arange(basis.num_functions).unsqueeze(-1))
+
 
 class Sines(Expansion):
     r"""
     Products of sines with a spectral density as variances.
 
-    :param terms: Kernels that are added, each with the columns it sees and the positions among them that are kept (the
-        others' lag is held at zero).
-    :param box: The box of the kept columns.
+    :param nodes: Nodes of the tree that are added, all with the same free columns.
+    :param box: The box of these columns.
     """
 
-    def __init__(self, terms: Sequence[tuple[Kernel, tuple[int, ...], tuple[int, ...]]], box: Box):
-        self.terms = list(terms)
+    def __init__(self, nodes: Sequence[Node], box: Box):
+        self.nodes = list(nodes)
         self.box = box
         self.bases = [SineBasis(c, w, m) for c, w, m in zip(box.center, box.half_width, box.num_basis, strict=True)]
 
@@ -124,34 +220,28 @@ class Sines(Expansion):
 
     def variances(self) -> Tensor:
         indices = self.indices - 1
-        omega = torch.stack([basis.frequencies[indices[:, d]] for d, basis in enumerate(self.bases)], dim=-1)  # (M, D)
-        densities = []
-        for kernel, columns, kept in self.terms:
-            order = [self.box.columns.index(columns[position]) for position in kept]
-            densities.append(marginal_density(kernel, omega[:, order], kept, num_dims=len(columns)))
-        return sum(densities[1:], densities[0])
+        columns = zip(self.box.columns, self.bases, indices.unbind(-1), strict=True)
+        omega = {column: basis.frequencies[index] for column, basis, index in columns}  # each (M,)
+        return reduce(torch.add, (node_density(node, omega) for node in self.nodes))
 
-    def covariance(self, lag: Tensor) -> Tensor:
+    def at_lag(self, lag: Tensor) -> Tensor:
         """
         The kernels' own k at given lags.
 
         :param lag: `(T, D)` in the order of the box's columns.
         :return: `(*batch, T)`, float64.
         """
-        total = torch.zeros((), dtype=torch.float64, device=lag.device)
-        for kernel, columns, kept in self.terms:
-            end = lag.new_zeros(lag.shape[0], len(columns))
-            for position in kept:
-                end[:, position] = lag[:, self.box.columns.index(columns[position])]
-            end = end.to(kernel.dtype)
-            total = total + kernel.forward(torch.zeros_like(end), end, diag=True).double()
-        return total
+        orders = ([self.box.columns.index(column) for column in node.free] for node in self.nodes)
+        return reduce(torch.add, (node.at_lag(lag[:, o]) for node, o in zip(self.nodes, orders, strict=True)))
 
     def prior_variance(self, x: Tensor) -> Tensor:
-        return self.covariance(torch.zeros(1, len(self.box.columns), dtype=torch.float64, device=x.device))
+        return self.at_lag(torch.zeros(1, len(self.box.columns), dtype=torch.float64, device=x.device))
 
     def basis_parameters(self) -> list[Tensor]:
         return [self.box.center, self.box.half_width]
+
+    def products(self) -> BasisProducts:
+        return BasisProducts(list(self.bases), self.box.columns, self.indices - 1)
 
 
 class Constant(Expansion):
@@ -178,132 +268,6 @@ class Constant(Expansion):
         return self.variances()
 
 
-class Linear(Expansion):
-    """
-    The inputs themselves, for :class:`~gpytorch.kernels.LinearKernel`.
-
-    :param kernel: The kernel.
-    :param box: The columns it sees.
-    """
-
-    def __init__(self, kernel: kernels.LinearKernel, box: Box):
-        self.kernel = kernel
-        self.columns = box.columns
-
-    @property
-    def num_functions(self) -> int:
-        return len(self.columns)
-
-    def features(self, x: Tensor) -> Tensor:
-        return x[..., list(self.columns)].double()
-
-    def variances(self) -> Tensor:
-        variance = self.kernel.variance.double().squeeze(-2)
-        return variance.expand(*variance.shape[:-1], len(self.columns))
-
-    def prior_variance(self, x: Tensor) -> Tensor:
-        return (self.features(x).square() * self.variances().unsqueeze(-2)).sum(-1)
-
-
-class Polynomial(Expansion):
-    r"""
-    All monomials up to the power p, for :class:`~gpytorch.kernels.PolynomialKernel`:
-
-    .. math:: (x^\top x' + c)^p = \sum_{|\alpha| \le p} \binom{p}{\alpha} c^{p - |\alpha|} x^\alpha x'^\alpha.
-
-    :param kernel: The kernel; its power must be a positive integer.
-    :param box: The columns it sees.
-    """
-
-    def __init__(self, kernel: kernels.PolynomialKernel, box: Box):
-        power = int(kernel.power)
-        if power != kernel.power or power < 1:
-            raise UnsupportedKernelError(
-                f"PolynomialKernel has power {kernel.power}; only positive integers have a finite basis."
-            )
-        self.kernel = kernel
-        self.columns = box.columns
-        self.power = power
-        num_dims = len(self.columns)
-        exponents = [alpha for alpha in itertools.product(range(power + 1), repeat=num_dims) if sum(alpha) <= power]
-        self.exponents = torch.tensor(exponents)  # (M, D)
-        self.coefficients = torch.tensor(
-            [
-                math.factorial(power) / math.prod(math.factorial(a) for a in (*alpha, power - sum(alpha)))
-                for alpha in exponents
-            ],
-            dtype=torch.float64,
-        )
-
-    @property
-    def num_functions(self) -> int:
-        return len(self.exponents)
-
-    def features(self, x: Tensor) -> Tensor:
-        inputs = x[..., list(self.columns)].double().unsqueeze(-2)  # (..., N, 1, D)
-        return (inputs ** self.exponents.to(x.device)).prod(-1)
-
-    def variances(self) -> Tensor:
-        degree = self.exponents.sum(-1).to(self.kernel.offset.device)
-        return self.coefficients.to(degree.device) * self.kernel.offset.double() ** (self.power - degree)
-
-    def prior_variance(self, x: Tensor) -> Tensor:
-        norm = x[..., list(self.columns)].double().square().sum(-1)
-        return (norm + self.kernel.offset.double()) ** self.power
-
-
-class Periodic(Expansion):
-    r"""
-    Harmonics of the period, for :class:`~gpytorch.kernels.PeriodicKernel`, which multiplies its dimensions:
-
-    .. math:: e^{-2 \sin^2(\pi t / p) / \ell} = \sum_{j \ge 0} q_j \cos(2 \pi j t / p), \qquad
-        q_j = (2 - \delta_{j0}) e^{-1 / \ell} I_j(1 / \ell).
-
-    The basis depends on the period. About half of `num_basis` harmonics are kept, each with a cosine and a sine.
-
-    :param kernel: The kernel.
-    :param box: The columns it sees.
-    """
-
-    def __init__(self, kernel: kernels.PeriodicKernel, box: Box):
-        self.kernel = kernel
-        self.box = box
-        self.num_harmonics = [-(-m // 2) for m in box.num_basis]
-
-    @property
-    def num_functions(self) -> int:
-        return math.prod(1 + 2 * j for j in self.num_harmonics)
-
-    def _period(self, d: int) -> Tensor:
-        period = self.kernel.period_length.double().squeeze(-2)
-        return period[..., min(d, period.shape[-1] - 1)]
-
-    def concentration(self, d: int) -> Tensor:
-        """:math:`1 / \\ell` of one dimension, `(*batch,)`."""
-        lengthscale = self.kernel.lengthscale.double().squeeze(-2)
-        return 1 / lengthscale[..., min(d, lengthscale.shape[-1] - 1)]
-
-    def features(self, x: Tensor) -> Tensor:
-        factors = [
-            FourierBasis(self._period(d), j)(x[..., column])
-            for d, (column, j) in enumerate(zip(self.box.columns, self.num_harmonics, strict=True))
-        ]
-        return reduce(_all_pairs, factors)
-
-    def variances(self) -> Tensor:
-        factors = []
-        for d, j in enumerate(self.num_harmonics):
-            q = periodic_variances(self.concentration(d), j)  # (*batch, J + 1)
-            factors.append(torch.cat([q[..., :1], q[..., 1:].repeat_interleave(2, dim=-1)], dim=-1))
-        return reduce(_all_pairs, factors)
-
-    def prior_variance(self, x: Tensor) -> Tensor:
-        return torch.ones_like(self.concentration(0)).unsqueeze(-1)
-
-    def basis_parameters(self) -> list[Tensor]:
-        return [self.kernel.period_length]
-
-
 class Scaled(Expansion):
     """
     Another expansion times an output scale, for :class:`~gpytorch.kernels.ScaleKernel`.
@@ -325,6 +289,9 @@ class Scaled(Expansion):
 
     def variances(self) -> Tensor:
         return self.kernel.outputscale.double().unsqueeze(-1) * self.base.variances()
+
+    def mixing(self) -> Tensor | None:
+        return self.base.mixing()
 
     def prior_variance(self, x: Tensor) -> Tensor:
         return self.kernel.outputscale.double().unsqueeze(-1) * self.base.prior_variance(x)
@@ -361,6 +328,9 @@ class Sum(_Composite):
     def variances(self) -> Tensor:
         return concatenate([part.variances() for part in self.parts])
 
+    def mixing(self) -> Tensor | None:
+        return block_diagonal([part.mixing() for part in self.parts], [part.num_functions for part in self.parts])
+
     def prior_variance(self, x: Tensor) -> Tensor:
         variances = [part.prior_variance(x) for part in self.parts]
         return sum(variances[1:], variances[0])
@@ -382,10 +352,13 @@ class Product(_Composite):
         return math.prod(part.num_functions for part in self.parts)
 
     def features(self, x: Tensor) -> Tensor:
-        return reduce(_all_pairs, (part.features(x) for part in self.parts))
+        return reduce(all_pairs, (part.features(x) for part in self.parts))
 
     def variances(self) -> Tensor:
-        return reduce(_all_pairs, (part.variances() for part in self.parts))
+        return reduce(all_pairs, (part.variances() for part in self.parts))
+
+    def mixing(self) -> Tensor | None:
+        return kronecker([part.mixing() for part in self.parts], [part.num_functions for part in self.parts])
 
     def prior_variance(self, x: Tensor) -> Tensor:
         return reduce(torch.mul, (part.prior_variance(x) for part in self.parts))
@@ -395,8 +368,14 @@ class Product(_Composite):
             yield from part.leaves(share / len(self.parts))
 
 
-def _all_pairs(left: Tensor, right: Tensor) -> Tensor:
-    """Products of all pairs of last-dimension entries, the left one running slowest."""
+def all_pairs(left: Tensor, right: Tensor) -> Tensor:
+    """
+    Products of all pairs of last-dimension entries, the left one running slowest.
+
+    :param left: `(..., P)`.
+    :param right: `(..., Q)`.
+    :return: `(..., P Q)`.
+    """
     return (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2)
 
 
@@ -410,119 +389,41 @@ def concatenate(parts: list[Tensor]) -> Tensor:
     return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], dim=-1)
 
 
-_Rule = Callable[[Kernel, Box, str], Expansion]
-_RULES: dict[type[Kernel], _Rule] = {}
-
-
-def _register(kernel_class: type[Kernel]) -> Callable[[_Rule], _Rule]:
-    def decorate(rule: _Rule) -> _Rule:
-        _RULES[kernel_class] = rule
-        return rule
-
-    return decorate
-
-
-def expand(kernel: Kernel, box: Box, path: str = "") -> Expansion:
+def expand(kernel: Kernel, box: Box) -> Expansion:
     """
     The expansion of a kernel.
 
-    :param kernel: A GPyTorch kernel, whose own `active_dims` have been applied already.
-    :param box: The columns that the kernel sees.
-    :param path: Where the kernel stands in the tree, for messages.
+    :param kernel: A GPyTorch kernel; its own `active_dims` are applied.
+    :param box: All columns of the inputs.
     """
-    path = path or type(kernel).__name__
-    everything = tuple(range(len(box.columns)))
-    if has_density(kernel, len(box.columns)):
-        return Sines([(kernel, box.columns, everything)], box)
-    for kernel_class, rule in _RULES.items():
-        if isinstance(kernel, kernel_class) and type(kernel).forward is kernel_class.forward:
-            return rule(kernel, box, path)
-    raise UnsupportedKernelError(
-        f"{path}: {type(kernel).__name__} has neither a spectral density over its {len(box.columns)} input column(s) "
-        f"nor a finite basis. If it is stationary, register its density with\n"
-        f"    @gpytorch_tkrr.register_spectral_density({type(kernel).__name__})\n"
-        f"    def density(kernel, omega, dims): ..."
+    return _expand(Node.root(kernel, len(box.columns)), box)
+
+
+def _expand(node: Node, box: Box) -> Expansion:
+    if node_has_density(node):
+        return Sines([node], box.select(node.free))
+    kind = node.kind
+    if isinstance(kind, FiniteBasis):
+        parts = []
+        for column in node.free:
+            num_basis = box.num_basis[box.columns.index(column)]
+            parts.append(OneInput(column, kind.term(node.kernel, node.columns.index(column), num_basis)))
+        return parts[0] if len(parts) == 1 else kind.over_columns(parts)
+    if kind is Structure.CONSTANT:
+        return Constant(node.kernel)
+    if kind is Structure.SCALE:
+        return Scaled(node.kernel, _expand(node.base(), box))
+    if kind is Structure.PRODUCT:
+        return Product([_expand(child, box) for child in node.children()])
+    if kind is Structure.SUM:
+        return _merge([_expand(child, box) for child in node.children()])
+    if kind is Structure.COLUMN_PRODUCT:
+        return Product([_expand(part, box) for part in node.by_column()])
+    if kind is Structure.COLUMN_SUM:
+        return _merge([_expand(part, box) for part in node.by_column()])
+    raise unsupported(
+        node, f"has neither a spectral density over its {len(node.free)} input column(s) nor a finite basis."
     )
-
-
-def expand_child(child: Kernel, box: Box, path: str = "") -> Expansion:
-    """
-    The expansion of a kernel whose own `active_dims` have yet to be applied.
-
-    :param child: A GPyTorch kernel.
-    :param box: The columns that its parent sees.
-    :param path: Where the kernel stands in the tree, for messages.
-    """
-    return expand(child, box if child.active_dims is None else box.select(child.active_dims.tolist()), path)
-
-
-@_register(kernels.ConstantKernel)
-def _(kernel: kernels.ConstantKernel, box: Box, path: str) -> Expansion:
-    return Constant(kernel)
-
-
-@_register(kernels.LinearKernel)
-def _(kernel: kernels.LinearKernel, box: Box, path: str) -> Expansion:
-    return Linear(kernel, box)
-
-
-@_register(kernels.PolynomialKernel)
-def _(kernel: kernels.PolynomialKernel, box: Box, path: str) -> Expansion:
-    return Polynomial(kernel, box)
-
-
-@_register(kernels.PeriodicKernel)
-def _(kernel: kernels.PeriodicKernel, box: Box, path: str) -> Expansion:
-    return Periodic(kernel, box)
-
-
-@_register(kernels.ScaleKernel)
-def _(kernel: kernels.ScaleKernel, box: Box, path: str) -> Expansion:
-    # ScaleKernel repeats its child's active_dims and calls the child's forward: they are applied already.
-    return Scaled(kernel, expand(kernel.base_kernel, box, f"{path}.base_kernel"))
-
-
-@_register(kernels.ProductKernel)
-def _(kernel: kernels.ProductKernel, box: Box, path: str) -> Expansion:
-    return Product([expand_child(child, box, f"{path}.kernels[{i}]") for i, child in enumerate(kernel.kernels)])
-
-
-@_register(kernels.AdditiveKernel)
-def _(kernel: kernels.AdditiveKernel, box: Box, path: str) -> Expansion:
-    parts = [expand_child(child, box, f"{path}.kernels[{i}]") for i, child in enumerate(kernel.kernels)]
-    return _merge(parts)
-
-
-@_register(kernels.AdditiveStructureKernel)
-def _(kernel: kernels.AdditiveStructureKernel, box: Box, path: str) -> Expansion:
-    return _merge(_structure(kernel.base_kernel, box, f"{path}.base_kernel"))
-
-
-@_register(kernels.ProductStructureKernel)
-def _(kernel: kernels.ProductStructureKernel, box: Box, path: str) -> Expansion:
-    return Product(_structure(kernel.base_kernel, box, f"{path}.base_kernel"))
-
-
-def _structure(base: Kernel, box: Box, path: str) -> list[Expansion]:
-    """The base kernel of a structure kernel, one input column at a time."""
-    if base.active_dims is not None:
-        box = box.select(base.active_dims.tolist())
-    core = base
-    while isinstance(core, kernels.ScaleKernel):
-        core = core.base_kernel
-    radial = (kernels.RBFKernel, kernels.MaternKernel, kernels.RQKernel)
-    parts: list[Expansion] = []
-    for d in range(len(box.columns)):
-        if isinstance(core, radial):  # restricting these to one axis gives their own one-dimensional kernel
-            parts.append(Sines([(base, box.columns, (d,))], box.select([d])))
-        elif core.ard_num_dims in (None, 1):
-            parts.append(expand(base, box.select([d]), path))
-        else:
-            raise UnsupportedKernelError(
-                f"{path}: {type(core).__name__} with ard_num_dims={core.ard_num_dims} cannot be split by input column. "
-                "Write the sum or product out with one kernel and active_dims per column."
-            )
-    return parts
 
 
 def _merge(parts: list[Expansion]) -> Expansion:
@@ -535,7 +436,7 @@ def _merge(parts: list[Expansion]) -> Expansion:
             continue
         columns = frozenset(part.box.columns)
         if columns in merged:
-            merged[columns] = Sines([*merged[columns].terms, *part.terms], merged[columns].box)
+            merged[columns] = Sines([*merged[columns].nodes, *part.nodes], merged[columns].box)
         else:
             merged[columns] = part
     summands = [*merged.values(), *rest]

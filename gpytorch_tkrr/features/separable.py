@@ -4,13 +4,13 @@ The CP-weight model needs :math:`k(x, x') = \sigma^2 \prod_d k_d(x_d, x'_d)` wit
 :math:`k_d(x, x') \approx \sum_j v_{dj}(\theta) \phi_{dj}(x) \phi_{dj}(x')`. A :class:`Mode` holds the functions
 :math:`\phi_d`, which never change, and computes the variances :math:`v_d` from the user's kernel object. The outermost
 output scale :math:`\sigma^2` is kept apart; scales further inside belong to the modes of the dimensions they multiply.
+This is the kernel tree read input by input.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import torch
@@ -18,33 +18,16 @@ from gpytorch import kernels
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from ..errors import SizeError, UnsupportedKernelError
-from .basis import Basis, ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
-from .bessel import periodic_variances
+from ..errors import SizeError
+from .basis import Basis, ConcatenatedBasis, ConstantBasis, SineBasis
+from .covariance import Covariance, block_diagonal
 from .domain import Domain
-from .spectral import has_density, marginal_density
+from .expansion import Product, Term
+from .spectral import node_density, node_has_density
+from .tree import FiniteBasis, Node, Structure, unsupported
 
 #: Number of sines per dimension where the user gives none.
 DEFAULT_NUM_BASIS = 20
-
-
-class Term(ABC):
-    """One summand of a one-dimensional kernel: functions of one variable and their prior variances."""
-
-    basis: Basis
-
-    @abstractmethod
-    def variances(self) -> Tensor:
-        """Prior variances `(M,)`, float64, differentiable in the kernel's raw parameters."""
-
-    @abstractmethod
-    def prior_variance(self, x: Tensor) -> Tensor:
-        """
-        The exact :math:`k_d(x, x)`.
-
-        :param x: Inputs `(...)`.
-        :return: `(...)`, or `(1,)` where it does not depend on x.
-        """
 
 
 class SpectralTerm(Term):
@@ -53,42 +36,39 @@ class SpectralTerm(Term):
 
     A kernel over n columns with :math:`k(0) \ne 1` contributes :math:`k(0)^{1/n}` to each of them.
 
-    :param kernel: The kernel.
-    :param num_columns: n, the number of columns it sees.
-    :param position: Which of them this term stands for.
+    :param node: The kernel.
+    :param column: The column that this term stands for.
     :param basis: The sines.
     """
 
-    basis: SineBasis
+    def __init__(self, node: Node, column: int, basis: SineBasis):
+        self.node, self.column, self._basis = node, column, basis
 
-    def __init__(self, kernel: Kernel, num_columns: int, position: int, basis: SineBasis):
-        self.kernel, self.num_columns, self.position, self.basis = kernel, num_columns, position, basis
+    @property
+    def basis(self) -> SineBasis:
+        return self._basis
 
     def variances(self) -> Tensor:
-        omega = self.basis.frequencies.unsqueeze(-1)
-        density = marginal_density(self.kernel, omega, (self.position,), num_dims=self.num_columns)
-        if self.num_columns == 1:
-            return density
-        return density * self._at_zero() ** (1 / self.num_columns - 1)
+        density = node_density(self.node, {self.column: self.basis.frequencies})
+        num_columns = len(self.node.free)
+        return density if num_columns == 1 else density * self._at_zero() ** (1 / num_columns - 1)
 
     def prior_variance(self, x: Tensor) -> Tensor:
-        return self._at_zero() ** (1 / self.num_columns)
+        return self._at_zero() ** (1 / len(self.node.free))
 
     def _at_zero(self) -> Tensor:
-        origin = self.basis.center.new_zeros(1, self.num_columns).to(self.kernel.dtype)
-        return self.kernel.forward(origin, origin, diag=True).double().reshape(1)
+        return self.node.at_lag(self.basis.center.new_zeros(1, len(self.node.free))).reshape(1)
 
-    def covariance(self, lag: Tensor) -> Tensor:
+    def at_lag(self, lag: Tensor) -> Tensor:
         """
         The kernel at lags along its column, as a fraction of its value at zero.
 
         :param lag: `(T,)`.
         :return: `(T,)`, float64.
         """
-        ends = lag.new_zeros(lag.shape[0], self.num_columns)
-        ends[:, self.position] = lag
-        ends = ends.to(self.kernel.dtype)
-        return self.kernel.forward(torch.zeros_like(ends), ends, diag=True).double() / self._at_zero()
+        lags = lag.new_zeros(lag.shape[0], len(self.node.free))
+        lags[:, self.node.free.index(self.column)] = lag
+        return self.node.at_lag(lags) / self._at_zero()
 
 
 class ConstantTerm(Term):
@@ -99,8 +79,10 @@ class ConstantTerm(Term):
     :param share: The constant enters to this power, 1 / n where n columns share it.
     """
 
+    basis = ConstantBasis()
+
     def __init__(self, kernel: kernels.ConstantKernel, share: float = 1.0):
-        self.kernel, self.share, self.basis = kernel, share, ConstantBasis()
+        self.kernel, self.share = kernel, share
 
     def variances(self) -> Tensor:
         return self.kernel.constant.double().reshape(1) ** self.share
@@ -116,57 +98,16 @@ class UnseenTerm(Term):
     :param device: Where the variance lives.
     """
 
+    basis = ConstantBasis()
+
     def __init__(self, device: torch.device):
-        self.device, self.basis = device, ConstantBasis()
+        self.device = device
 
     def variances(self) -> Tensor:
         return torch.ones(1, dtype=torch.float64, device=self.device)
 
     def prior_variance(self, x: Tensor) -> Tensor:
         return self.variances()
-
-
-class LinearTerm(Term):
-    """
-    The function x - c, where c is the kernel's `center` if it has one, else 0.
-
-    :param kernel: A LinearKernel of one column.
-    """
-
-    def __init__(self, kernel: kernels.LinearKernel):
-        self.kernel = kernel
-        self.basis = MonomialBasis(1, getattr(kernel, "center", 0.0))
-
-    def variances(self) -> Tensor:
-        return self.kernel.variance.double().reshape(1)
-
-    def prior_variance(self, x: Tensor) -> Tensor:
-        return self.basis(x).squeeze(-1).square() * self.variances()
-
-
-class PeriodicTerm(Term):
-    """
-    Harmonics of a fixed period.
-
-    :param kernel: A PeriodicKernel.
-    :param position: Which of its columns.
-    :param num_harmonics: The number of harmonics, a cosine and a sine each.
-    """
-
-    def __init__(self, kernel: kernels.PeriodicKernel, position: int, num_harmonics: int):
-        self.kernel, self.position, self.num_harmonics = kernel, position, num_harmonics
-        self.basis = FourierBasis(self._pick(kernel.period_length).detach(), num_harmonics)
-
-    def _pick(self, parameter: Tensor) -> Tensor:
-        flat = parameter.reshape(-1)
-        return flat[min(self.position, flat.numel() - 1)].double()
-
-    def variances(self) -> Tensor:
-        q = periodic_variances(1 / self._pick(self.kernel.lengthscale), self.num_harmonics)  # (J + 1,)
-        return torch.cat([q[:1], q[1:].repeat_interleave(2)])
-
-    def prior_variance(self, x: Tensor) -> Tensor:
-        return torch.ones(1, dtype=torch.float64, device=x.device)
 
 
 class ScaledTerm(Term):
@@ -179,7 +120,11 @@ class ScaledTerm(Term):
     """
 
     def __init__(self, term: Term, kernel: Kernel, share: float):
-        self.term, self.kernel, self.share, self.basis = term, kernel, share, term.basis
+        self.term, self.kernel, self.share = term, kernel, share
+
+    @property
+    def basis(self) -> Basis:
+        return self.term.basis
 
     def _scale(self) -> Tensor:
         kernel = self.kernel
@@ -188,6 +133,9 @@ class ScaledTerm(Term):
 
     def variances(self) -> Tensor:
         return self._scale() * self.term.variances()
+
+    def mixing(self) -> Tensor | None:
+        return self.term.mixing()
 
     def prior_variance(self, x: Tensor) -> Tensor:
         return self._scale() * self.term.prior_variance(x)
@@ -201,7 +149,11 @@ class MergedTerm(Term):
     """
 
     def __init__(self, terms: Sequence[Term]):
-        self.terms, self.basis = tuple(terms), terms[0].basis
+        self.terms = tuple(terms)
+
+    @property
+    def basis(self) -> Basis:
+        return self.terms[0].basis
 
     def variances(self) -> Tensor:
         return reduce(torch.add, (term.variances() for term in self.terms))
@@ -221,7 +173,7 @@ class Mode:
         sines = [term for term in terms if isinstance(term.basis, SineBasis)]
         others = [term for term in terms if not isinstance(term.basis, SineBasis)]
         self.terms = (*others, *([MergedTerm(sines)] if len(sines) > 1 else sines))
-        self.basis = ConcatenatedBasis(*(term.basis for term in self.terms))
+        self.basis = ConcatenatedBasis(*(term.basis.detach() for term in self.terms))
 
     @property
     def num_functions(self) -> int:
@@ -231,6 +183,11 @@ class Mode:
     def variances(self) -> Tensor:
         """Prior variances `(M,)`, float64, differentiable in the kernel's raw parameters."""
         return torch.cat([term.variances() for term in self.terms])
+
+    def covariance(self) -> Covariance:
+        """The prior covariance of the weights."""
+        sizes = [term.basis.num_functions for term in self.terms]
+        return Covariance(self.variances(), block_diagonal([term.mixing() for term in self.terms], sizes))
 
     def prior_variance(self, x: Tensor) -> Tensor:
         """
@@ -243,12 +200,12 @@ class Mode:
 
     def represented_variance(self, x: Tensor) -> Tensor:
         r"""
-        :math:`\sum_j v_j \phi_j(x)^2`.
+        :math:`\phi(x)^\top V \phi(x)`.
 
         :param x: Inputs `(...)`.
         :return: `(...)`, float64.
         """
-        return self.basis(x).square() @ self.variances()
+        return self.covariance().quadratic(self.basis(x))
 
     def num_basis_for(self, tail: float) -> int:
         """
@@ -320,15 +277,13 @@ def separate(kernel: Kernel, domain: Domain, num_basis: int | Sequence[int], num
     center, half_width = domain.sides(num_dims)
     sines = [SineBasis(c, w, m) for c, w, m in zip(center, half_width, sizes, strict=True)]
     scales: list[kernels.ScaleKernel] = []
-    columns = _columns(kernel, tuple(range(num_dims)))
-    path, core = type(kernel).__name__, kernel
-    while _is(core, kernels.ScaleKernel):
-        _check_batch(core, path)
-        scales.append(core)
-        core = core.base_kernel
-        path += ".base_kernel"
+    node = Node.root(kernel, num_dims)
+    while node.kind is Structure.SCALE:
+        _check_batch(node)
+        scales.append(node.kernel)
+        node = node.base()
     splitter = _Splitter(sines)
-    terms = splitter.split(core, columns, path)
+    terms = splitter.split(node)
     modes = [Mode(terms.get(d, [UnseenTerm(center.device)])) for d in range(num_dims)]
     return SeparableKernel(modes, scales, splitter.radial)
 
@@ -360,22 +315,16 @@ def count_per_dimension(num_basis: int | Sequence[int], num_dims: int) -> list[i
     return sizes
 
 
-def _is(kernel: Kernel, kernel_class: type[Kernel]) -> bool:
-    """Whether a kernel is of a class, or of a subclass (of sampled parameters) that has no `forward` of its own."""
-    return isinstance(kernel, kernel_class) and type(kernel).forward is kernel_class.forward
-
-
-def _columns(kernel: Kernel, columns: tuple[int, ...]) -> tuple[int, ...]:
-    """The columns a kernel sees of those offered to it."""
-    return columns if kernel.active_dims is None else tuple(columns[i] for i in kernel.active_dims.tolist())
-
-
-def _check_batch(kernel: Kernel, path: str) -> None:
-    if len(kernel.batch_shape):
-        raise UnsupportedKernelError(
-            f"{path}: {type(kernel).__name__} has batch_shape {tuple(kernel.batch_shape)}; a CP-weight model takes one "
-            "kernel. Fit one model per batch entry."
+def _check_batch(node: Node) -> None:
+    if len(node.kernel.batch_shape):
+        raise unsupported(
+            node,
+            f"has batch_shape {tuple(node.kernel.batch_shape)}; a CP-weight model takes one kernel. Fit one model per "
+            "batch entry.",
         )
+
+
+Terms = dict[int, list[Term]]  # the summands of the kernel of each input column
 
 
 class _Splitter:
@@ -385,88 +334,83 @@ class _Splitter:
         self.sines = sines
         self.radial: list[str] = []
 
-    def split(self, kernel: Kernel, columns: tuple[int, ...], path: str) -> dict[int, list[Term]]:
+    def split(self, node: Node) -> Terms:
         """
-        :param kernel: A node, whose own `active_dims` have been applied.
-        :param columns: The input dimensions it sees.
-        :param path: Where it stands in the tree, for messages.
+        :param node: A node.
         """
-        _check_batch(kernel, path)
-        if _is(kernel, kernels.ScaleKernel):  # repeats its child's active_dims: they are applied already
-            return _scaled(self.split(kernel.base_kernel, columns, f"{path}.base_kernel"), kernel)
-        if _is(kernel, kernels.ProductKernel):
-            return self._product(kernel, columns, path)
-        if _is(kernel, kernels.AdditiveKernel):
-            return self._sum(kernel, columns, path)
-        if _is(kernel, kernels.ProductStructureKernel):
-            base = kernel.base_kernel
-            parts = (self.split(base, (d,), f"{path}.base_kernel") for d in _columns(base, columns))
-            return reduce(lambda left, right: {**left, **right}, parts, {})
-        if _is(kernel, kernels.ConstantKernel):
-            return {d: [ConstantTerm(kernel, 1 / len(columns))] for d in columns}
-        if _is(kernel, kernels.PeriodicKernel):
-            harmonics = [-(-self.sines[d].num_functions // 2) for d in columns]
-            return {d: [PeriodicTerm(kernel, i, harmonics[i])] for i, d in enumerate(columns)}
-        if isinstance(kernel, kernels.LinearKernel):
-            if len(columns) > 1:
-                raise UnsupportedKernelError(
-                    f"{path}: a LinearKernel over {len(columns)} input dimensions is a sum over them, not a product. "
-                    "Use one per dimension (active_dims=(d,)), added to that dimension's kernel."
-                )
-            return {columns[0]: [LinearTerm(kernel)]}
-        return self._leaf(kernel, columns, path)
-
-    def _leaf(self, kernel: Kernel, columns: tuple[int, ...], path: str) -> dict[int, list[Term]]:
-        if not has_density(kernel, len(columns)):
-            raise UnsupportedKernelError(
-                f"{path}: {type(kernel).__name__} over input dimensions {list(columns)} is not a product of "
-                "one-dimensional kernels with a known basis. Supported are stationary kernels with a spectral density, "
-                "ConstantKernel, LinearKernel and PeriodicKernel, their products over dimensions and their sums within "
-                "one dimension; see gpytorch_tkrr.anova_kernel for a general-purpose choice."
+        _check_batch(node)
+        kind = node.kind
+        if kind is Structure.SCALE:
+            return _scaled(self.split(node.base()), node.kernel)
+        if kind is Structure.PRODUCT:
+            return self._product(node)
+        if kind is Structure.SUM:
+            return self._sum(node)
+        if kind is Structure.COLUMN_PRODUCT:
+            return reduce(lambda left, right: {**left, **right}, map(self.split, node.by_column()), {})
+        if kind is Structure.CONSTANT:
+            return {d: [ConstantTerm(node.kernel, 1 / len(node.free))] for d in node.free}
+        if isinstance(kind, FiniteBasis):
+            return self._finite(node, kind)
+        if not node_has_density(node):
+            raise unsupported(
+                node,
+                f"over input dimensions {list(node.free)} is not a product of one-dimensional kernels with a known "
+                "basis. Supported are stationary kernels with a spectral density, constant kernels, kernels with a "
+                "finite basis (linear, polynomial, periodic), their products over dimensions and their sums within one "
+                "dimension; see gpytorch_tkrr.anova_kernel for a general-purpose choice.",
             )
-        if len(columns) > 1 and not isinstance(kernel, (kernels.RBFKernel, kernels.SpectralMixtureKernel)):
-            self.radial.append(f"{path}: {type(kernel).__name__}")
-        return {d: [SpectralTerm(kernel, len(columns), i, self.sines[d])] for i, d in enumerate(columns)}
+        if len(node.free) > 1 and not isinstance(node.kernel, (kernels.RBFKernel, kernels.SpectralMixtureKernel)):
+            self.radial.append(f"{node.path}: {type(node.kernel).__name__}")
+        return {d: [SpectralTerm(node, d, self.sines[d])] for d in node.free}
 
-    def _product(self, kernel: Kernel, columns: tuple[int, ...], path: str) -> dict[int, list[Term]]:
-        result: dict[int, list[Term]] = {}
-        constants = [child for child in kernel.kernels if _is(child, kernels.ConstantKernel)]
-        for i, child in enumerate(kernel.kernels):
-            if child in constants and len(constants) < len(kernel.kernels):
-                continue
-            for d, terms in self.split(child, _columns(child, columns), f"{path}.kernels[{i}]").items():
+    def _finite(self, node: Node, kind: FiniteBasis) -> Terms:
+        if len(node.free) > 1 and kind.over_columns is not Product:
+            raise unsupported(
+                node,
+                f"over {len(node.free)} input dimensions is not a product over them. Use one per dimension "
+                "(active_dims=(d,)), added to that dimension's kernel.",
+            )
+        position = node.columns.index
+        return {d: [kind.term(node.kernel, position(d), self.sines[d].num_functions)] for d in node.free}
+
+    def _product(self, node: Node) -> Terms:
+        children = node.children()
+        factors = [child for child in children if child.kind is not Structure.CONSTANT] or children
+        constants = [child for child in children if child not in factors]
+        result: Terms = {}
+        for factor in factors:
+            for d, terms in self.split(factor).items():
                 if d in result:
-                    if len(columns) == 1 and has_density(kernel, 1):
-                        return {columns[0]: [SpectralTerm(kernel, 1, 0, self.sines[columns[0]])]}
-                    raise UnsupportedKernelError(
-                        f"{path}: two factors of this ProductKernel act on input dimension {d}. A CP-weight model "
-                        "takes products over different dimensions; write the factor on this dimension as one kernel."
+                    together = node.restricted((d,))
+                    if node.support() == {d} and node_has_density(together):
+                        return {d: [SpectralTerm(together, d, self.sines[d])]}
+                    raise unsupported(
+                        node,
+                        f"has two factors that act on input dimension {d}. A CP-weight model takes products over "
+                        "different dimensions; write the factor on this dimension as one kernel.",
                     )
                 result[d] = terms
-        for constant in constants if len(constants) < len(kernel.kernels) else ():
-            result = _scaled(result, constant)
-        return result
+        return reduce(lambda parts, constant: _scaled(parts, constant.kernel), constants, result)
 
-    def _sum(self, kernel: Kernel, columns: tuple[int, ...], path: str) -> dict[int, list[Term]]:
-        children = [(child, _columns(child, columns)) for child in kernel.kernels]
-        seen = {seen for child, seen in children if not _is(child, kernels.ConstantKernel)} or {columns}
-        if len(kernel.kernels) > 1 and (len(seen) > 1 or len(next(iter(seen))) > 1):
-            raise UnsupportedKernelError(
-                f"{path}: a sum over input dimensions {sorted({d for s in seen for d in s})} is not a product of "
-                "one-dimensional kernels. Sums are allowed within one dimension (give every summand active_dims=(d,)), "
-                "products over dimensions outside of them, as gpytorch_tkrr.anova_kernel does. For sums over different "
-                "dimensions use HilbertKernel."
+    def _sum(self, node: Node) -> Terms:
+        children = node.children()
+        if len(children) == 1:
+            return self.split(children[0])
+        seen = node.support() or set(node.free)
+        if len(seen) > 1:
+            raise unsupported(
+                node,
+                f"is a sum over input dimensions {sorted(seen)}, not a product of one-dimensional kernels. Sums are "
+                "allowed within one dimension (give every summand active_dims=(d,)), products over dimensions outside "
+                "of them, as gpytorch_tkrr.anova_kernel does. For sums over different dimensions use HilbertKernel.",
             )
-        (only,) = seen
-        terms: list[Term] = []
-        for i, (child, _) in enumerate(children):
-            part = self.split(child, only, f"{path}.kernels[{i}]")
-            if len(kernel.kernels) == 1:
-                return part
-            terms.extend(part[only[0]])
-        return {only[0]: terms}
+        (d,) = seen
+        # A constant belongs to the column of the others, whatever columns it sees.
+        children = [child if child.support() else replace(child, columns=(d,), free=(d,)) for child in children]
+        return {d: [term for child in children for term in self.split(child)[d]]}
 
 
-def _scaled(parts: dict[int, list[Term]], kernel: Kernel) -> dict[int, list[Term]]:
+def _scaled(parts: Terms, kernel: Kernel) -> Terms:
     """Spread an inner scale evenly over the dimensions it multiplies."""
     return {d: [ScaledTerm(term, kernel, 1 / len(parts)) for term in terms] for d, terms in parts.items()}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import add, mul
 
@@ -20,14 +19,10 @@ import numpy as np
 import torch
 from gpytorch.kernels import (
     AdditiveKernel,
-    AdditiveStructureKernel,
-    ConstantKernel,
     Kernel,
-    LinearKernel,
     MaternKernel,
     PeriodicKernel,
     PiecewisePolynomialKernel,
-    PolynomialKernel,
     ProductKernel,
     ProductStructureKernel,
     RBFKernel,
@@ -39,9 +34,9 @@ from torch import Tensor
 
 from ..errors import InputError, UnsupportedKernelError
 from .bessel import bessel_j0, count_harmonics, log_bessel_k, periodic_variances
+from .tree import Density, FiniteBasis, Frequencies, Node, Structure, check_kernel_class, is_a, register, unsupported
 
-Density = Callable[[Kernel, Tensor, tuple[int, ...]], Tensor]
-Frequencies = dict[int, Tensor]  # input column -> angular frequencies (..., M)
+DensityFunction = Callable[[Kernel, Tensor, tuple[int, ...]], Tensor]
 
 
 def spectral_density(kernel: Kernel, omega: Tensor) -> Tensor:
@@ -125,15 +120,44 @@ def has_density(kernel: Kernel, num_dims: int) -> bool:
     :param kernel: The kernel.
     :param num_dims: D, the number of input columns that the kernel sees.
     """
+    return node_has_density(Node(kernel, tuple(range(num_dims)), type(kernel).__name__))
+
+
+def node_has_density(node: Node) -> bool:
+    """
+    Whether a node has a spectral density over all its free columns.
+
+    :param node: The node.
+    """
+    one = torch.ones(1, dtype=torch.float64, device=node.kernel.device)
     try:
         with torch.no_grad():
-            spectral_density(kernel, torch.ones(1, num_dims, dtype=torch.float64, device=kernel.device))
+            node_density(node, dict.fromkeys(node.free, one))
     except UnsupportedKernelError:
         return False
     return True
 
 
-def register_spectral_density(kernel_class: type[Kernel]) -> Callable[[Density], Density]:
+def node_density(node: Node, frequencies: Frequencies) -> Tensor:
+    """
+    The spectral density of a node restricted to some of its columns.
+
+    :param node: The node.
+    :param frequencies: Angular frequencies `(M,)` of the columns that are kept.
+    :return: `(*kernel.batch_shape, M)`, float64.
+    """
+    density = _density(node, frequencies)
+    shape = (*node.kernel.batch_shape, next(iter(frequencies.values())).shape[0])
+    try:
+        return density.expand(shape)
+    except RuntimeError as error:
+        raise InputError(
+            f"The density of {node} came out with shape {tuple(density.shape)}; a registered density must broadcast to "
+            f"{shape}."
+        ) from error
+
+
+def register_spectral_density(kernel_class: type[Kernel]) -> Callable[[DensityFunction], DensityFunction]:
     r"""
     Decorator that registers the spectral density of a kernel class.
 
@@ -162,135 +186,51 @@ def register_spectral_density(kernel_class: type[Kernel]) -> Callable[[Density],
         >>> spectral_density(kernel, torch.tensor([[0.1, 0.1], [1.0, 2.0]])).detach()
         tensor([2.6008, 0.6067], dtype=torch.float64)
     """
-    if not (isinstance(kernel_class, type) and issubclass(kernel_class, Kernel)):
-        raise TypeError(
-            f"register_spectral_density takes a subclass of gpytorch.kernels.Kernel; got {kernel_class!r}. Write "
-            "@register_spectral_density(MyKernel) above the function, with the class itself and not one of its objects."
-        )
+    check_kernel_class(kernel_class)
 
-    def decorator(density: Density) -> Density:
-        def rule(node: _Node, frequencies: Frequencies) -> Tensor:
+    def decorator(density: DensityFunction) -> DensityFunction:
+        def rule(node: Node, frequencies: Frequencies) -> Tensor:
             kept = [column for column in node.columns if column in frequencies]
             dims = tuple(node.columns.index(column) for column in kept)
             omega = torch.stack(torch.broadcast_tensors(*(frequencies[column] for column in kept)), dim=-1)
             return density(node.kernel, omega, dims)
 
-        _RULES[kernel_class] = rule
+        register(kernel_class, Density(rule))
         return density
 
     return decorator
 
 
-@dataclass(frozen=True)
-class _Node:
-    """
-    A kernel inside a tree.
-
-    :param kernel: The kernel.
-    :param columns: The columns of the root's input that the kernel sees, in the order in which it sees them.
-    :param path: How to reach it from the root, such as ``AdditiveKernel.kernels[1]``.
-    """
-
-    kernel: Kernel
-    columns: tuple[int, ...]
-    path: str
-
-    def __post_init__(self) -> None:
-        ard_num_dims = self.kernel.ard_num_dims
-        if ard_num_dims is not None and ard_num_dims != len(self.columns):
-            raise InputError(
-                f"{self} has ard_num_dims={ard_num_dims} but sees {len(self.columns)} input columns. One frequency "
-                "column is needed per input column, counted after active_dims."
-            )
-        if len(set(self.columns)) < len(self.columns):
-            raise self.unsupported("its active_dims repeat a column.")
-
-    def __str__(self) -> str:
-        name = type(self.kernel).__name__
-        return self.path if self.path == name else f"{self.path}: {name}"
-
-    def child(self, kernel: Kernel, name: str) -> _Node:
-        """A child that the parent calls, so that the child's ``active_dims`` select among the parent's columns."""
-        columns = self.columns
-        if kernel.active_dims is not None:
-            active_dims = kernel.active_dims.reshape(-1).tolist()
-            if max(active_dims) >= len(columns):
-                raise InputError(
-                    f"{self.path}.{name}: {type(kernel).__name__} has active_dims={active_dims} but its parent sees "
-                    f"{len(columns)} columns."
-                )
-            columns = tuple(columns[d] for d in active_dims)
-        return _Node(kernel, columns, f"{self.path}.{name}")
-
-    def children(self) -> list[_Node]:
-        """The terms of a sum or the factors of a product."""
-        return [self.child(kernel, f"kernels[{i}]") for i, kernel in enumerate(self.kernel.kernels)]
-
-    def base(self) -> _Node:
-        """The child of a ScaleKernel, which repeats its child's ``active_dims`` and bypasses the child's own."""
-        return _Node(self.kernel.base_kernel, self.columns, f"{self.path}.base_kernel")
-
-    def support(self) -> set[int]:
-        """The columns that the kernel depends on: a sum or a product may leave some of those it sees unused."""
-        if _is(self.kernel, AdditiveKernel) or _is(self.kernel, ProductKernel):
-            return set().union(*(child.support() for child in self.children()))
-        if _is(self.kernel, ScaleKernel):
-            return self.base().support()
-        return set() if _is(self.kernel, ConstantKernel) else set(self.columns)
-
-    def unsupported(self, reason: str) -> UnsupportedKernelError:
-        return UnsupportedKernelError(f"{self} has no spectral density: {reason}")
-
-
-Rule = Callable[[_Node, Frequencies], Tensor]
-_RULES: dict[type[Kernel], Rule] = {}
-
-_FINITE_BASIS = (ConstantKernel, LinearKernel, PeriodicKernel, PolynomialKernel)
-_NEED_NUM_DIMS = (PiecewisePolynomialKernel, ProductStructureKernel)
-
-
-def _rule(kernel: Kernel) -> Rule | None:
-    """The rule of the nearest registered class, unless `forward` has been overridden since."""
-    for cls in type(kernel).__mro__:
-        if cls in _RULES:
-            return _RULES[cls] if type(kernel).forward is cls.forward else None
-    return None
-
-
-def _register_node(kernel_class: type[Kernel]) -> Callable[[Rule], Rule]:
-    """Registers a rule that needs the node itself: its children or the number of its columns."""
-
-    def decorator(rule: Rule) -> Rule:
-        _RULES[kernel_class] = rule
-        return rule
-
-    return decorator
-
-
-def _is(kernel: Kernel, kernel_class: type[Kernel]) -> bool:
-    return isinstance(kernel, kernel_class) and type(kernel).forward is kernel_class.forward
-
-
-def _density(node: _Node, frequencies: Frequencies) -> Tensor:
+def _density(node: Node, frequencies: Frequencies) -> Tensor:
     """The density of a node restricted to the columns that `frequencies` names."""
     unseen = sorted(set(frequencies) - set(node.columns))
     if unseen:
-        raise node.unsupported(
+        raise _no_density(
+            node,
             f"it is constant along input column(s) {unseen}. A sum over different columns has a basis, but no density "
-            "in all of them."
+            "in all of them.",
         )
-    rule = _rule(node.kernel)
-    if rule is None:
-        if isinstance(node.kernel, _FINITE_BASIS):
-            raise node.unsupported("it is a finite sum of basis functions, which have no density on their own.")
-        name = type(node.kernel).__name__
-        raise node.unsupported(
-            f"none is registered for {name}, and none is inherited through a forward of its own. If it is stationary, "
-            "register a function that returns densities (*kernel.batch_shape, M) at frequencies (M, len(dims)):\n\n"
-            f"    @gpytorch_tkrr.register_spectral_density({name})\n"
-            f"    def density(kernel, omega, dims): ..."
-        )
-    return rule(node, frequencies)
+    kind = node.kind
+    if isinstance(kind, Density):
+        return kind.rule(node, frequencies)
+    if kind is Structure.SCALE:
+        return node.kernel.outputscale.double().unsqueeze(-1) * _density(node.base(), frequencies)
+    if kind is Structure.SUM:
+        return reduce(add, (_density(child, frequencies) for child in node.children()))
+    if kind is Structure.PRODUCT:
+        return _product_density(node, node.children(), frequencies)
+    if kind is Structure.COLUMN_PRODUCT:
+        return _product_density(node, node.by_column(), frequencies)
+    if isinstance(kind, FiniteBasis) or kind is Structure.CONSTANT:
+        raise _no_density(node, "it is a finite sum of basis functions, which have no density on their own.")
+    if kind is Structure.COLUMN_SUM:
+        raise _no_density(node, "a sum over different columns has a basis, but no density in all of them.")
+    name = type(node.kernel).__name__
+    raise _no_density(node, f"none is registered for {name}, and none is inherited through a forward of its own.")
+
+
+def _no_density(node: Node, reason: str) -> UnsupportedKernelError:
+    return unsupported(node, f"has no spectral density: {reason}")
 
 
 def _restricted_density(kernel: Kernel, omega: Tensor, dims: tuple[int, ...], num_dims: int) -> Tensor:
@@ -299,15 +239,11 @@ def _restricted_density(kernel: Kernel, omega: Tensor, dims: tuple[int, ...], nu
             f"The {type(kernel).__name__} has active_dims={kernel.active_dims.tolist()} and so sees "
             f"{kernel.active_dims.numel()} columns, not {num_dims}. Frequencies are counted after active_dims."
         )
-    node = _Node(kernel, tuple(range(num_dims)), type(kernel).__name__)
-    density = _density(node, {d: omega[:, i] for i, d in enumerate(dims)})
-    try:
-        return density.expand(*kernel.batch_shape, omega.shape[0])
-    except RuntimeError as error:
-        raise InputError(
-            f"The density of {node} came out with shape {tuple(density.shape)}; a registered density must broadcast to "
-            f"{(*kernel.batch_shape, omega.shape[0])}."
-        ) from error
+    node = Node(kernel, tuple(range(num_dims)), type(kernel).__name__)
+    return node_density(node, {d: omega[:, i] for i, d in enumerate(dims)})
+
+
+_NEED_NUM_DIMS = (PiecewisePolynomialKernel, ProductStructureKernel)
 
 
 def _as_omega(omega: Tensor) -> Tensor:
@@ -414,8 +350,7 @@ def _spectral_mixture(kernel: Kernel, omega: Tensor, dims: tuple[int, ...]) -> T
     return density * weights.sum(dim=-1, keepdim=True) ** (kernel.ard_num_dims - len(dims))
 
 
-@_register_node(PiecewisePolynomialKernel)
-def _piecewise_polynomial(node: _Node, frequencies: Frequencies) -> Tensor:
+def _piecewise_polynomial(node: Node, frequencies: Frequencies) -> Tensor:
     r"""
     The radial transform over the compact support :math:`r \le 1`, by Gauss-Legendre quadrature of the kernel's own
     profile on enough panels for the highest frequency:
@@ -427,7 +362,7 @@ def _piecewise_polynomial(node: _Node, frequencies: Frequencies) -> Tensor:
     """
     kept = [column for column in node.columns if column in frequencies]
     if len(kept) > 3:
-        raise node.unsupported(f"its radial transform is there for 1, 2 or 3 dimensions; these are {len(kept)}.")
+        raise _no_density(node, f"its radial transform is there for 1, 2 or 3 dimensions; these are {len(kept)}.")
     lengthscale = _lengthscale(node.kernel, (node.columns.index(column) for column in kept))
     omega = torch.stack(torch.broadcast_tensors(*(frequencies[column] for column in kept)), dim=-1)
     # the tiny shift keeps the gradient of the root finite at zero
@@ -456,41 +391,10 @@ def _piecewise_polynomial(node: _Node, frequencies: Frequencies) -> Tensor:
     return lengthscale.prod(dim=-1) * density.clamp_min(0.0)
 
 
-@_register_node(ScaleKernel)
-def _scale(node: _Node, frequencies: Frequencies) -> Tensor:
-    return node.kernel.outputscale.double().unsqueeze(-1) * _density(node.base(), frequencies)
+register(PiecewisePolynomialKernel, Density(_piecewise_polynomial))
 
 
-@_register_node(AdditiveKernel)
-def _sum(node: _Node, frequencies: Frequencies) -> Tensor:
-    return reduce(add, (_density(child, frequencies) for child in node.children()))
-
-
-@_register_node(ProductKernel)
-def _product(node: _Node, frequencies: Frequencies) -> Tensor:
-    return _product_density(node, node.children(), frequencies)
-
-
-@_register_node(ProductStructureKernel)
-def _product_structure(node: _Node, frequencies: Frequencies) -> Tensor:
-    """The product over columns of the base kernel of one column."""
-    base = node.child(node.kernel.base_kernel, "base_kernel")
-    _check_structure_base(base)
-    absent = len(base.columns) - len(frequencies)
-    return reduce(mul, (_density(base, {c: omega}) for c, omega in frequencies.items()), _variance(base) ** absent)
-
-
-def _check_structure_base(base: _Node) -> None:
-    """A column-wise base must mean the same on one column as it does restricted to that column."""
-    structures = (AdditiveStructureKernel, ProductStructureKernel)
-    for part in base.kernel.modules():
-        if isinstance(part, (SpectralMixtureKernel, PiecewisePolynomialKernel, *structures)):
-            raise base.unsupported(f"{type(part).__name__} on one column is not its restriction to that column.")
-        if isinstance(part, AdditiveKernel | ProductKernel) and any(k.active_dims is not None for k in part.kernels):
-            raise base.unsupported("active_dims inside a structure kernel's base have no meaning column by column.")
-
-
-def _product_density(node: _Node, factors: Iterable[_Node], frequencies: Frequencies) -> Tensor:
+def _product_density(node: Node, factors: Iterable[Node], frequencies: Frequencies) -> Tensor:
     """
     The density of a product: factors that share columns are taken together, the groups multiply.
 
@@ -500,7 +404,7 @@ def _product_density(node: _Node, factors: Iterable[_Node], frequencies: Frequen
     groups = _group_by_columns(factors)
     unseen = set(frequencies).difference(*(columns for columns, _ in groups))
     if unseen:
-        raise node.unsupported(f"it is constant along input column(s) {sorted(unseen)}.")
+        raise _no_density(node, f"it is constant along input column(s) {sorted(unseen)}.")
     density = multiplier
     for columns, group in groups:
         kept = {column: omega for column, omega in frequencies.items() if column in columns}
@@ -511,28 +415,28 @@ def _product_density(node: _Node, factors: Iterable[_Node], frequencies: Frequen
     return density
 
 
-def _flatten(factors: Iterable[_Node]) -> tuple[list[_Node], Tensor]:
+def _flatten(factors: Iterable[Node]) -> tuple[list[Node], Tensor]:
     """Nested products and scales as one list of factors and what multiplies them, `(*batch, 1)`."""
-    leaves: list[_Node] = []
+    leaves: list[Node] = []
     multiplier = torch.ones((), dtype=torch.float64)
     pending = list(factors)
     while pending:
         factor = pending.pop(0)
-        if _is(factor.kernel, ScaleKernel):
+        if factor.kind is Structure.SCALE:
             multiplier = multiplier * factor.kernel.outputscale.double().unsqueeze(-1)
             pending.insert(0, factor.base())
-        elif _is(factor.kernel, ProductKernel):
+        elif factor.kind is Structure.PRODUCT:
             pending = factor.children() + pending
-        elif _is(factor.kernel, ConstantKernel):
+        elif factor.kind is Structure.CONSTANT:
             multiplier = multiplier * factor.kernel.constant.double()
         else:
             leaves.append(factor)
     return leaves, multiplier
 
 
-def _group_by_columns(factors: list[_Node]) -> list[tuple[set[int], list[_Node]]]:
+def _group_by_columns(factors: list[Node]) -> list[tuple[set[int], list[Node]]]:
     """Groups of factors that share columns, directly or through others, each with its columns."""
-    groups: list[tuple[set[int], list[_Node]]] = []
+    groups: list[tuple[set[int], list[Node]]] = []
     for factor in factors:
         columns, members = factor.support(), [factor]
         apart = []
@@ -545,19 +449,19 @@ def _group_by_columns(factors: list[_Node]) -> list[tuple[set[int], list[_Node]]
     return groups
 
 
-def _shared_density(node: _Node, factors: list[_Node], frequencies: Frequencies) -> Tensor:
+def _shared_density(node: Node, factors: list[Node], frequencies: Frequencies) -> Tensor:
     """The density of a product of factors that share columns."""
     if len(factors) == 1:
         return _density(factors[0], frequencies)
 
     for i, factor in enumerate(factors):
         rest = factors[:i] + factors[i + 1 :]
-        if _is(factor.kernel, AdditiveKernel):
+        if factor.kind is Structure.SUM:
             return reduce(add, (_product_density(node, [child, *rest], frequencies) for child in factor.children()))
-        if _is(factor.kernel, PeriodicKernel):
+        if is_a(factor.kernel, PeriodicKernel):
             return _shifted_density(node, factor, rest, frequencies)
 
-    if all(_is(factor.kernel, RBFKernel) for factor in factors):
+    if all(is_a(factor.kernel, RBFKernel) for factor in factors):
         precision: dict[int, Tensor] = {}  # precisions add, column by column
         for factor in factors:
             scales = _lengthscale(factor.kernel, range(len(factor.columns))).unbind(-1)  # each (*batch, 1)
@@ -566,13 +470,14 @@ def _shared_density(node: _Node, factors: list[_Node], frequencies: Frequencies)
         return reduce(mul, (_gaussian(precision[c].unsqueeze(-1), w.unsqueeze(-1)) for c, w in frequencies.items()))
 
     names = " x ".join(type(factor.kernel).__name__ for factor in factors)
-    raise node.unsupported(
+    raise _no_density(
+        node,
         f"{names} share input columns, where only products of RBF kernels, and of periodic kernels with kernels that "
-        "have a density, are known. Use separate active_dims, or a kernel class of your own."
+        "have a density, are known. Use separate active_dims, or a kernel class of your own.",
     )
 
 
-def _shifted_density(node: _Node, periodic: _Node, rest: list[_Node], frequencies: Frequencies) -> Tensor:
+def _shifted_density(node: Node, periodic: Node, rest: list[Node], frequencies: Frequencies) -> Tensor:
     r"""
     A periodic kernel :math:`\prod_d \sum_j q_j \cos(j \omega_d t_d)` times another kernel: copies of the other density,
     shifted by :math:`\pm j \omega_d` and weighted by :math:`q_j / 2`.
@@ -608,21 +513,21 @@ def _shifted_density(node: _Node, periodic: _Node, rest: list[_Node], frequencie
     return (density * weights.unsqueeze(-2)).sum(dim=-1)
 
 
-def _variance(node: _Node) -> Tensor:
+def _variance(node: Node) -> Tensor:
     """The value k(0) of a stationary kernel, `(*batch, 1)`: what it contributes where its lag is held at zero."""
-    kernel = node.kernel
-    if _is(kernel, ScaleKernel):
+    kernel, kind = node.kernel, node.kind
+    if kind is Structure.SCALE:
         return kernel.outputscale.double().unsqueeze(-1) * _variance(node.base())
-    if _is(kernel, ConstantKernel):
+    if kind is Structure.CONSTANT:
         return kernel.constant.double()
-    if _is(kernel, AdditiveKernel):
+    if kind is Structure.SUM:
         return reduce(add, map(_variance, node.children()))
-    if _is(kernel, ProductKernel):
+    if kind is Structure.PRODUCT:
         return reduce(mul, map(_variance, node.children()))
-    if _is(kernel, ProductStructureKernel):
-        base = node.child(kernel.base_kernel, "base_kernel")
-        return _variance(base) ** len(base.columns)
-    if _rule(kernel) is None and not _is(kernel, PeriodicKernel):
-        raise node.unsupported("it is not known to be stationary, so its variance at lag zero may depend on the input.")
+    if kind is Structure.COLUMN_PRODUCT:
+        return reduce(mul, map(_variance, node.by_column()))
+    if not (isinstance(kind, Density) or is_a(kernel, PeriodicKernel)):
+        reason = "it is not known to be stationary, so its variance at lag zero may depend on the input."
+        raise _no_density(node, reason)
     origin = torch.zeros(1, len(node.columns), dtype=kernel.dtype, device=kernel.device)
     return kernel.forward(origin, origin, diag=True).double()

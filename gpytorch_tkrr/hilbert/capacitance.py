@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..features.covariance import Covariance
 from ..linalg import robust_cholesky
 
 
@@ -47,6 +48,19 @@ def root(variances: Tensor) -> Tensor:
     :param variances: v.
     """
     return variances.clamp_min(1e-300).sqrt()
+
+
+def capacitance_factor(prior: Covariance, precision: Tensor) -> Tensor:
+    r"""
+    Lower Cholesky factor of :math:`C = I + V^{1/2} P V^{1/2}`, the root of V being :math:`T v^{1/2}`.
+
+    :param prior: V.
+    :param precision: P, what the data say about the weights, `(..., M, M)`, float64.
+    :return: `(..., M, M)`.
+    """
+    scale = root(prior.variances)
+    identity = torch.eye(scale.shape[-1], dtype=scale.dtype, device=scale.device)
+    return robust_cholesky(identity + scale.unsqueeze(-1) * prior.mix_gram(precision) * scale.unsqueeze(-2))
 
 
 def _evaluate(variances: Tensor, gram: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

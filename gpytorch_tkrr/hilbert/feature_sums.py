@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from ..data.parallel import ONE_PROCESS, Processes
 from ..data.source import Source, checked_batches
 from ..errors import InputError
-from ..linalg import robust_cholesky
-from .capacitance import capacitance_terms, root
+from ..features.covariance import Covariance
+from .capacitance import capacitance_terms
 from .operator import HilbertLinearOperator
-from .prediction import WeightPosterior, split_covariance
+from .prediction import split_covariance
+from .weights import WeightPosterior, weight_posterior
 
 #: Numbers held at a time as features of a batch of rows.
 CHUNK_NUMBERS = 1 << 22
@@ -95,41 +96,32 @@ class FeatureSums(nn.Module):
         change = constant.double() - self.shift
         return self.rhs - change * self.ones, self.square - 2 * change * self.total + change**2 * self.count
 
-    def log_marginal(self, variances: Tensor, constant: Tensor, noise: Tensor) -> Tensor:
+    def log_marginal(self, prior: Covariance, constant: Tensor, noise: Tensor) -> Tensor:
         r"""
         :math:`\log N(y; c 1, \Phi V \Phi^\top + s^2 I)`, differentiable in all arguments.
 
-        :param variances: v, `(M,)`.
+        :param prior: V, of M weights.
         :param constant: c.
         :param noise: :math:`s^2`.
         """
         noise = noise.double()
         rhs, square = self.centered(constant)
-        logdet, fitted = capacitance_terms(variances.double() / noise, self.gram, rhs.unsqueeze(-1))
+        target = prior.mix(rhs.unsqueeze(-2)).mT  # (M, 1)
+        logdet, fitted = capacitance_terms(prior.variances / noise, prior.mix_gram(self.gram), target)
         misfit = (square - fitted.squeeze(-1)) / noise + self.count * (2 * math.pi * noise).log()
         return -(misfit + logdet) / 2
 
-    def posterior(self, variances: Tensor, constant: Tensor, noise: Tensor) -> WeightPosterior:
+    def posterior(self, prior: Covariance, constant: Tensor, noise: Tensor) -> WeightPosterior:
         """
         The posterior of the weights.
 
-        :param variances: v, `(M,)`.
+        :param prior: V, of M weights.
         :param constant: c.
         :param noise: :math:`s^2`.
         """
         noise = noise.double()
-        scale, factor = self._capacitance(variances, noise)
         rhs, _ = self.centered(constant)
-        mean = scale * torch.cholesky_solve((scale * rhs / noise).unsqueeze(-1), factor).squeeze(-1)
-        identity = torch.eye(scale.shape[-1], dtype=scale.dtype, device=scale.device)
-        inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
-        return WeightPosterior(mean, scale.unsqueeze(-1) * inverse.mT)
-
-    def _capacitance(self, variances: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        r""":math:`V^{1/2}`, and the Cholesky factor of :math:`I + V^{1/2} \Phi^\top \Phi V^{1/2} / s^2`."""
-        scale = root(variances.double())
-        identity = torch.eye(scale.shape[-1], dtype=scale.dtype, device=scale.device)
-        return scale, robust_cholesky(identity + scale.unsqueeze(-1) * (self.gram / noise) * scale)
+        return weight_posterior(prior, self.gram / noise, rhs / noise)
 
 
 @torch.no_grad()
@@ -181,7 +173,7 @@ def _running_sums(kernel: Kernel, source: Source, device: torch.device) -> Itera
             *(part.split(max(CHUNK_NUMBERS // len(sums.rhs), 1)) for part in (batch.x, batch.y)), strict=True
         ):
             low_rank, residual = low_rank_part(kernel, x), y - sums.shift
-            sums.gram += low_rank.gram()
+            sums.gram += low_rank.feature_gram()
             sums.rhs += low_rank.features.mT @ residual
             sums.ones += low_rank.features.sum(-2)
             sums.square += residual @ residual

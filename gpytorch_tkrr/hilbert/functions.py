@@ -89,7 +89,8 @@ def draw_prior_functions(model: ExactGP, num_draws: int, *, generator: torch.Gen
         low_rank, _ = split_covariance(prior.lazy_covariance_matrix.evaluate_kernel())
         scale = low_rank.scale
         noise = torch.randn(num_draws, *scale.shape, dtype=scale.dtype, device=scale.device, generator=generator)
-    return FunctionDraws(model, noise * scale)
+        weights = low_rank.prior.unmix((noise * scale).unsqueeze(-2)).squeeze(-2)
+    return FunctionDraws(model, weights)
 
 
 def draw_posterior_functions(

@@ -17,8 +17,10 @@ from torch import Tensor
 from ..data.parallel import as_processes
 from ..data.source import as_source
 from ..errors import InputError, NotFittedError, UnsupportedKernelError
+from ..features.covariance import Covariance
 from .feature_sums import FeatureSums, collect_sums, low_rank_part
 from .kernel import HilbertKernel
+from .operator import HilbertLinearOperator
 from .prediction import HilbertPredictionStrategy
 
 
@@ -108,7 +110,8 @@ class HilbertGP(GP):
         """The value of the mean."""
         return self.mean_module(self.train_inputs[0][:1]).squeeze(-1)
 
-    def _variances(self) -> Tensor:
+    def _low_rank(self) -> HilbertLinearOperator:
+        """Functions and covariance of the kernel, which must be those that the sums are of."""
         low_rank = low_rank_part(self.covar_module, self.train_inputs[0])
         if low_rank.num_features != len(self.sums.rhs):
             raise InputError(
@@ -117,7 +120,7 @@ class HilbertGP(GP):
             )
         if low_rank.features.requires_grad:
             raise _trained_basis()
-        return low_rank.variances
+        return low_rank
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """
@@ -134,10 +137,10 @@ class HilbertGP(GP):
                     "In train mode a HilbertGP is called as model(*model.train_inputs): it has kept sums over its data "
                     "only. For predictions call model.eval() first."
                 )
-            constant = self._constant()
+            constant, low_rank = self._constant(), self._low_rank()
             return SummedNormal(
                 constant.detach().expand(self.sums.num_rows),
-                SummedLinearOperator(self._variances(), constant, sums=self.sums),
+                SummedLinearOperator(low_rank.variances, constant, sums=self.sums, mixing=low_rank.mixing),
             )
         (x,) = inputs
         x = x.unsqueeze(-1) if x.dim() == 1 else x
@@ -159,7 +162,7 @@ class HilbertGP(GP):
         if self._strategy is not None and is_detached:
             return self._strategy
         with torch.set_grad_enabled(torch.is_grad_enabled() and not is_detached):
-            posterior = self.sums.posterior(self._variances(), self._constant(), self.likelihood.noise)
+            posterior = self.sums.posterior(self._low_rank().prior, self._constant(), self.likelihood.noise)
         prior = self.forward(self.train_inputs[0])
         strategy = HilbertPredictionStrategy(
             self.train_inputs, prior, self.train_targets, self.likelihood, self.covar_module, posterior
@@ -218,11 +221,25 @@ class SummedLinearOperator(LinearOperator):
     :param constant: The mean of all rows.
     :param noise: :math:`s^2`, a scalar, or None.
     :param sums: Sums over the rows.
+    :param mixing: T, `(M, M)`, where :math:`V = T \operatorname{diag}(v) T^\top`; None for the identity.
     """
 
-    def __init__(self, variances: Tensor, constant: Tensor, noise: Tensor | None = None, *, sums: FeatureSums):
-        super().__init__(variances, constant, *([] if noise is None else [noise]), sums=sums)
-        self.variances, self.constant, self.noise, self.sums = variances, constant, noise, sums
+    def __init__(
+        self,
+        variances: Tensor,
+        constant: Tensor,
+        noise: Tensor | None = None,
+        *,
+        sums: FeatureSums,
+        mixing: Tensor | None = None,
+    ):
+        super().__init__(variances, constant, *([] if noise is None else [noise]), sums=sums, mixing=mixing)
+        self.variances, self.constant, self.noise, self.sums, self.mixing = variances, constant, noise, sums, mixing
+
+    @property
+    def prior(self) -> Covariance:
+        """V."""
+        return Covariance(self.variances.double(), self.mixing)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -236,7 +253,8 @@ class SummedLinearOperator(LinearOperator):
 
     def __add__(self, other: Any) -> LinearOperator:
         if self.noise is None and isinstance(other, ConstantDiagLinearOperator):
-            return self.__class__(self.variances, self.constant, other.diag_values.squeeze(-1), sums=self.sums)
+            noise = other.diag_values.squeeze(-1)
+            return self.__class__(self.variances, self.constant, noise, sums=self.sums, mixing=self.mixing)
         return self._refuse()
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
@@ -270,5 +288,5 @@ class SummedNormal(MultivariateNormal):
             )
         if covariance.noise is None:
             covariance._refuse()
-        log_prob = covariance.sums.log_marginal(covariance.variances, covariance.constant, covariance.noise)
+        log_prob = covariance.sums.log_marginal(covariance.prior, covariance.constant, covariance.noise)
         return log_prob.squeeze().to(covariance.dtype)

@@ -1,7 +1,7 @@
 r"""The Gram matrix :math:`\Phi^\top W \Phi` of an expansion's features, with row weights, in float64.
 
-For products of sines it follows from the moments :math:`\sum_n w_n \prod_d \cos(k_d t_{nd})`, since
-:math:`\sin(i t) \sin(j t) = \tfrac12 [\cos((i - j) t) - \cos((i + j) t)]`: with M sines in one dimension, a cost of
+Where the one-dimensional functions have moment functions :math:`\psi` (see :mod:`gpytorch_tkrr.features.basis`), it
+follows from the moments :math:`\sum_n w_n \prod_d \psi_{k_d}(x_{nd})`: with M sines in one dimension, a cost of
 :math:`N (2 M + 1)` instead of :math:`N M^2`.
 
 Reference: Viset, Kok, Solin & Särkkä (2024), *Exploiting Hankel-Toeplitz structures for fast computation of kernel
@@ -18,8 +18,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from ..features.expansion import Expansion, Scaled, Sines, Sum
-from ..features.trigonometry import cosines
+from ..features.expansion import BasisProducts, Expansion, Scaled, Sum
 
 #: Rows per batch: a batch of features stays in cache.
 BATCH_ROWS = 4096
@@ -91,7 +90,7 @@ def _same(left: Tensor, right: Tensor) -> bool:
 @torch.no_grad()
 def gram(expansion: Expansion, x: Tensor, features: Tensor, weights: Tensor | None = None) -> Tensor:
     r"""
-    :math:`\Phi^\top W \Phi`, by cosine moments where the features are sines and by matrix products elsewhere.
+    :math:`\Phi^\top W \Phi`, by moment functions where the features have them and by matrix products elsewhere.
 
     :param expansion: Whose features these are.
     :param x: Inputs `(..., N, D)`.
@@ -113,8 +112,9 @@ def gram(expansion: Expansion, x: Tensor, features: Tensor, weights: Tensor | No
 def _gram(expansion: Expansion, x: Tensor, features: Tensor, weights: Tensor | None) -> Tensor:
     if isinstance(expansion, Scaled):
         return _gram(expansion.base, x, features, weights)
-    if isinstance(expansion, Sines) and _moments_pay(expansion):
-        return _sine_product_gram(expansion, x, weights)
+    products = expansion.products()
+    if products is not None and _moments_pay(products):
+        return _product_gram(products, x, weights)
     if isinstance(expansion, Sum):
         sizes = [part.num_functions for part in expansion.parts]
         blocks = features.split(sizes, dim=-1)
@@ -146,20 +146,19 @@ def weighted_product(left: Tensor, right: Tensor, weights: Tensor | None) -> Ten
     return reduce(torch.add, pieces)
 
 
-def _moments_pay(expansion: Sines) -> bool:
-    num_moments = math.prod(2 * m + 1 for m in expansion.box.num_basis)
-    return 2 * num_moments < expansion.num_functions**2
+def _moments_pay(products: BasisProducts) -> bool:
+    num_moments = [basis.num_moments for basis in products.bases]
+    return None not in num_moments and 2 * math.prod(n for n in num_moments if n) < len(products.indices) ** 2
 
 
-def _sine_product_gram(expansion: Sines, x: Tensor, weights: Tensor | None) -> Tensor:
-    num_basis = expansion.box.num_basis
-    angles = [basis.angle(x[:, column]) for basis, column in zip(expansion.bases, expansion.box.columns, strict=True)]
-
-    shape = tuple(2 * m + 1 for m in num_basis)
+def _product_gram(products: BasisProducts, x: Tensor, weights: Tensor | None) -> Tensor:
+    """The Gram matrix of products of one-dimensional functions, by their moment functions."""
+    bases, columns = products.bases, products.columns
+    shape = [basis.num_moments or 0 for basis in bases]
     moments = torch.zeros(math.prod(shape[:-1]), shape[-1], dtype=torch.float64, device=x.device)
     for start in range(0, x.shape[0], BATCH_ROWS):
         rows = slice(start, start + BATCH_ROWS)
-        waves = [cosines(angle[rows], k) for angle, k in zip(angles, shape, strict=True)]  # each (2 M_d + 1, n)
+        waves = [basis.moments(x[rows, column]) for basis, column in zip(bases, columns, strict=True)]  # each (K_d, n)
         if weights is not None:
             waves[-1] = waves[-1] * weights[rows].double()
         left = torch.ones(1, waves[-1].shape[-1], dtype=torch.float64, device=x.device)
@@ -168,15 +167,20 @@ def _sine_product_gram(expansion: Sines, x: Tensor, weights: Tensor | None) -> T
         moments.addmm_(left, waves[-1].mT)
     moments = moments.flatten()
 
-    indices = expansion.indices  # (M, D)
-    stride = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    difference = (indices.unsqueeze(1) - indices.unsqueeze(0)).abs()  # (M, M, D)
-    total = indices.unsqueeze(1) + indices.unsqueeze(0)
-    result = torch.zeros(len(indices), len(indices), dtype=torch.float64, device=x.device)
-    for pattern in itertools.product((False, True), repeat=len(shape)):
-        position = sum((total if plus else difference)[..., d] * stride[d] for d, plus in enumerate(pattern))
-        result.add_(moments[position], alpha=-1.0 if sum(pattern) % 2 else 1.0)
-    return result / math.prod(2 * float(w) for w in expansion.box.half_width)
+    # In each dimension a product of two functions is a sum of two moment functions: 2^D combinations.
+    choices = []
+    for d, basis in enumerate(bases):
+        index, factor = (part.to(x.device) for part in basis.product_formula())
+        i = products.indices[:, d].to(x.device)
+        stride = math.prod(shape[d + 1 :])
+        position = index[:, i][:, :, i] * stride  # (2, M, M)
+        choices.append(list(zip(position, factor if factor.shape[-1] == 1 else factor[:, i][:, :, i], strict=True)))
+    num = len(products.indices)
+    result = torch.zeros(num, num, dtype=torch.float64, device=x.device)
+    for combination in itertools.product(*choices):
+        position = reduce(torch.add, (position for position, _ in combination))
+        result.addcmul_(moments[position], reduce(torch.mul, (factor for _, factor in combination)))
+    return result
 
 
 class _WeightedGram(torch.autograd.Function):

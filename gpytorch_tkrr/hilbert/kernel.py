@@ -14,7 +14,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.module import RandomModuleMixin
 from gpytorch.utils.memoize import clear_cache_hook
-from linear_operator.operators import DiagLinearOperator, LinearOperator, MatmulLinearOperator
+from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from ..errors import (
@@ -25,10 +25,12 @@ from ..errors import (
     TKRRError,
     UnsupportedKernelError,
 )
-from ..features.box import MAX_MISSING, choose_basis
+from ..features.box import choose_basis
+from ..features.covariance import Covariance
 from ..features.domain import Domain, as_inputs, as_rows
-from ..features.expansion import Box, Expansion, Sines, expand_child
+from ..features.expansion import Box, Expansion, Sines, expand
 from ..features.index_set import MAX_FUNCTIONS, FullTensor, IndexSet, as_num_basis
+from ..features.represented import MAX_MISSING, missing_fraction, missing_variance
 from .gram import GramCache
 from .operator import HilbertCrossLinearOperator, HilbertLinearOperator, RefusedLinearOperator
 from .prediction import HilbertPredictionStrategy
@@ -150,7 +152,7 @@ class HilbertKernel(Kernel):
         if len(num_basis) != num_dims:
             raise SizeError(f"num_basis has {len(num_basis)} entries but the inputs have {num_dims} columns.")
         box = Box(tuple(range(num_dims)), center, half_width, num_basis, self.index_set)
-        expansion = expand_child(self.base_kernel, box)
+        expansion = expand(self.base_kernel, box)
         if expansion.num_functions > MAX_FUNCTIONS:
             raise SizeError(
                 f"{expansion.num_functions} functions (num_basis {list(num_basis)} with {self.index_set}) are more "
@@ -173,7 +175,7 @@ class HilbertKernel(Kernel):
         with torch.no_grad():
             expansion = self.expansion(x.shape[-1])
             features = expansion.features(x)
-            approximate = (features * expansion.variances().unsqueeze(-2)) @ features.mT
+            approximate = expansion.covariance().between(features, features)
             # One column more than rows: for equal inputs some sums of kernels go through an inexact root.
             columns = torch.cat([x, x[:1]]).to(self.dtype)
             exact = self.base_kernel(x.to(self.dtype), columns).to_dense()[..., :-1].double()
@@ -205,14 +207,14 @@ class HilbertKernel(Kernel):
         # Inputs that are learned (deep kernels, inducing points) may leave the box while they are trained.
         is_data = self.training and not x.requires_grad
         features, gram_cache = self._evaluate(expansion, x, is_data)
-        variances = expansion.variances()
+        prior = expansion.covariance()
         if self.training and not isinstance(self, RandomModuleMixin):  # proposals of a sampler are not judged
-            self._check_approximation(expansion, x, features, variances)
-        missing = None if is_data else self._missing_variance(expansion, x, features, variances)
+            self._check_approximation(expansion, x, features, prior)
+        missing = None if is_data else self._missing_variance(expansion, x, features, prior)
         dtype = torch.promote_types(x.dtype, self.dtype)
-        batch_shape = torch.broadcast_shapes(batch_shape, variances.shape[:-1])
-        variances = variances.expand(*batch_shape, variances.shape[-1])
-        covariance = HilbertLinearOperator(features, variances.to(dtype), gram_cache)
+        batch_shape = torch.broadcast_shapes(batch_shape, prior.variances.shape[:-1])
+        variances = prior.variances.expand(*batch_shape, features.shape[-1])
+        covariance = HilbertLinearOperator(features, variances.to(dtype), prior.mixing, gram_cache=gram_cache)
         missing = None if missing is None else missing.expand(*batch_shape, x.shape[-2])
         if diag:
             represented = covariance._diagonal()
@@ -223,14 +225,14 @@ class HilbertKernel(Kernel):
         as_rows(x1)  # two equal sets of inputs that hold NaN come here too
         expansion = self.expansion(x1.shape[-1])
         dtype = torch.promote_types(x1.dtype, self.dtype)
-        variances = expansion.variances()
+        prior = expansion.covariance()
         if diag:
-            products = expansion.features(x1) * expansion.features(x2)
-            return (products * variances.unsqueeze(-2)).sum(-1).to(dtype)
+            products = prior.mix(expansion.features(x1)) * prior.mix(expansion.features(x2))
+            return (products * prior.variances.unsqueeze(-2)).sum(-1).to(dtype)
+        cross = HilbertCrossLinearOperator(x1, x2, prior.variances.to(dtype), prior.mixing, expansion=expansion)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in expansion.basis_parameters()):
-            weighted = expansion.features(x1) * variances.unsqueeze(-2)
-            return MatmulLinearOperator(weighted.to(dtype), expansion.features(x2).mT.to(dtype))
-        return HilbertCrossLinearOperator(x1, x2, variances.to(dtype), expansion)
+            return cross.evaluated()
+        return cross
 
     def prediction_strategy(
         self, train_inputs: Any, train_prior_dist: MultivariateNormal, train_labels: Tensor, likelihood: Any
@@ -281,7 +283,7 @@ class HilbertKernel(Kernel):
             )
 
     @torch.no_grad()
-    def _check_approximation(self, expansion: Expansion, x: Tensor, features: Tensor, variances: Tensor) -> None:
+    def _check_approximation(self, expansion: Expansion, x: Tensor, features: Tensor, prior: Covariance) -> None:
         if ApproximationWarning in self._warned:
             return
         if x.dim() > 2:
@@ -290,8 +292,7 @@ class HilbertKernel(Kernel):
             features = features[first] if features.dim() == x.dim() + len(first) else features
         rows = _spread_rows(x, _NUM_PROBES)
         exact = expansion.prior_variance(x[rows])
-        represented = (features[..., rows, :].square() * variances.unsqueeze(-2)).sum(-1)
-        error = float(torch.where(exact > 0, (exact - represented).abs() / exact.clamp_min(1e-300), 0.0).max())
+        error = float(missing_fraction(prior.quadratic(features[..., rows, :]), exact).abs().max())
         if error <= self._accepted_error:
             return
         self._warned.add(ApproximationWarning)
@@ -306,12 +307,9 @@ class HilbertKernel(Kernel):
             stacklevel=3,
         )
 
-    def _missing_variance(self, expansion: Expansion, x: Tensor, features: Tensor, variances: Tensor) -> Tensor | None:
+    def _missing_variance(self, expansion: Expansion, x: Tensor, features: Tensor, prior: Covariance) -> Tensor | None:
         """Prior variance that the functions do not represent, where that is a sizeable part; `(..., N)`, or None."""
-        represented = (features.square() * variances.unsqueeze(-2)).sum(-1)
-        exact = expansion.prior_variance(x)
-        missing = exact - represented
-        missing = torch.where(missing > self._accepted_error * exact, missing, torch.zeros_like(missing))
+        missing = missing_variance(prior.quadratic(features), expansion.prior_variance(x), self._accepted_error)
         short = missing.detach() > 0
         if not short.any():
             return None

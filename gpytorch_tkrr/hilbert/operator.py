@@ -27,9 +27,9 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from ..errors import DenseFallbackWarning
+from ..features.covariance import Covariance, block_diagonal
 from ..features.expansion import Expansion, concatenate
-from ..linalg import robust_cholesky
-from .capacitance import capacitance_terms, root
+from .capacitance import capacitance_factor, capacitance_terms, root
 from .gram import GramCache, differentiable_gram, weighted_product
 
 
@@ -48,10 +48,12 @@ def diagonal_for(operator: LinearOperator, diag: Tensor) -> DiagLinearOperator:
 
 class HilbertLinearOperator(LinearOperator):
     r"""
-    The covariance matrix :math:`\Phi \operatorname{diag}(v) \Phi^\top` of a reduced-rank kernel.
+    The covariance matrix :math:`\Phi V \Phi^\top` of a reduced-rank kernel with
+    :math:`V = T \operatorname{diag}(v) T^\top`.
 
     :param features: :math:`\Phi`, `(..., N, M)`; its batch shape need only broadcast with that of `variances`.
     :param variances: :math:`v \ge 0`, `(..., M)`. Its dtype is that of the operator.
+    :param mixing: T, `(..., M, M)`, float64; None for the identity.
     :param gram_cache: Computes :math:`\Phi^\top W \Phi` and remembers it; unused where the features need a gradient.
 
     Example:
@@ -66,13 +68,27 @@ class HilbertLinearOperator(LinearOperator):
         tensor(1.7918)
     """
 
-    def __init__(self, features: Tensor, variances: Tensor, gram_cache: GramCache | None = None):
-        super().__init__(features, variances, gram_cache=gram_cache)
+    def __init__(
+        self,
+        features: Tensor,
+        variances: Tensor,
+        mixing: Tensor | None = None,
+        *,
+        gram_cache: GramCache | None = None,
+    ):
+        super().__init__(features, variances, *([] if mixing is None else [mixing]), gram_cache=gram_cache)
         self.features = features
         self.variances = variances
+        self.mixing = mixing
         self.gram_cache = gram_cache
 
-    def _check_args(self, features: Tensor, variances: Tensor, gram_cache: GramCache | None = None) -> str | None:
+    def _check_args(
+        self,
+        features: Tensor,
+        variances: Tensor,
+        mixing: Tensor | None = None,
+        gram_cache: GramCache | None = None,
+    ) -> str | None:
         if not (torch.is_tensor(features) and torch.is_tensor(variances)):
             return "HilbertLinearOperator takes two tensors: features (..., N, M) and variances (..., M)."
         if features.dim() < 2 or variances.dim() < 1 or features.shape[-1] != variances.shape[-1]:
@@ -96,7 +112,26 @@ class HilbertLinearOperator(LinearOperator):
         r""":math:`v^{1/2}`, `(..., M)`, float64; where v has underflowed its gradient is zero, not NaN."""
         return root(self.variances.double())
 
+    @property
+    def prior(self) -> Covariance:
+        """V, the covariance of the weights, float64."""
+        return Covariance(self.variances.double(), self.mixing)
+
+    @property
+    def mixed_features(self) -> Tensor:
+        r""":math:`\Phi T`, `(..., N, M)`, float64: the functions whose weights are uncorrelated, with variances v."""
+        return self.prior.mix(self.features.double())
+
     def gram(self, weights: Tensor | None = None) -> Tensor:
+        r"""
+        :math:`T^\top \Phi^\top W \Phi T`.
+
+        :param weights: Row weights `(..., N)`, or None for ones.
+        :return: `(..., M, M)`, float64.
+        """
+        return self.prior.mix_gram(self.feature_gram(weights))
+
+    def feature_gram(self, weights: Tensor | None = None) -> Tensor:
         r"""
         :math:`\Phi^\top W \Phi`.
 
@@ -112,26 +147,24 @@ class HilbertLinearOperator(LinearOperator):
 
     def project(self, rhs: Tensor) -> Tensor:
         r"""
-        :math:`\Phi^\top r`.
+        :math:`T^\top \Phi^\top r`.
 
         :param rhs: `(..., N, K)`.
         :return: `(..., M, K)`, float64.
         """
         rhs = rhs.double()
         if self.gram_cache is None or self.features.requires_grad:
-            return self.features.double().mT @ rhs
-        return self.gram_cache.project(rhs)
+            return self.mixed_features.mT @ rhs
+        projected = self.gram_cache.project(rhs)
+        return projected if self.mixing is None else self.mixing.mT @ projected
 
     def _root(self) -> Tensor:
-        return (self.features.double() * self.scale.unsqueeze(-2)).to(self.dtype)
+        return (self.mixed_features * self.scale.unsqueeze(-2)).to(self.dtype)
 
-    def _full_batch(self) -> tuple[Tensor, Tensor]:
-        """Features and variances, both with the whole batch shape."""
-        batch_shape = self.batch_shape
-        return (
-            self.features.expand(*batch_shape, *self.features.shape[-2:]),
-            self.variances.expand(*batch_shape, self.num_features),
-        )
+    def _full_batch(self) -> list[Tensor]:
+        """Features, variances and mixing, all with the whole batch shape."""
+        parts = [(self.features, 2), (self.variances, 1), *([] if self.mixing is None else [(self.mixing, 2)])]
+        return [part.expand(*self.batch_shape, *part.shape[-dims:]) for part, dims in parts]
 
     def _size(self) -> torch.Size:
         batch_shape = torch.broadcast_shapes(self.features.shape[:-2], self.variances.shape[:-1])
@@ -150,7 +183,7 @@ class HilbertLinearOperator(LinearOperator):
             )
         is_vector = rhs.dim() == 1
         rhs_ = rhs.unsqueeze(-1) if is_vector else rhs
-        features = self.features.double()
+        features = self.mixed_features
         result = features @ (self.variances.double().unsqueeze(-1) * (features.mT @ rhs_.double()))
         return (result.squeeze(-1) if is_vector else result).to(self.dtype)
 
@@ -161,20 +194,20 @@ class HilbertLinearOperator(LinearOperator):
         return self
 
     def _diagonal(self) -> Tensor:
-        return (self.features.double().square() @ self.variances.double().unsqueeze(-1)).squeeze(-1).to(self.dtype)
+        return self.prior.quadratic(self.features.double()).to(self.dtype)
 
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> HilbertLinearOperator:
         # The features need not be expanded: the Gram cache stays valid and shared.
-        return self.__class__(self.features, self.variances.expand(*batch_shape, self.num_features), self.gram_cache)
+        variances = self.variances.expand(*batch_shape, self.num_features)
+        return self.__class__(self.features, variances, self.mixing, gram_cache=self.gram_cache)
 
     def _permute_batch(self, *dims: int) -> HilbertLinearOperator:
-        features, variances = self._full_batch()
         num_batch = len(dims)
-        return self.__class__(features.permute(*dims, num_batch, num_batch + 1), variances.permute(*dims, num_batch))
+        parts = self._full_batch()
+        return self.__class__(*(part.permute(*dims, *range(num_batch, part.dim())) for part in parts))
 
     def _unsqueeze_batch(self, dim: int) -> HilbertLinearOperator:
-        features, variances = self._full_batch()
-        return self.__class__(features.unsqueeze(dim), variances.unsqueeze(dim))
+        return self.__class__(*(part.unsqueeze(dim) for part in self._full_batch()))
 
     def _get_indices(self, row_index: Any, col_index: Any, *batch_indices: Any) -> Tensor:
         return self._as_root()._get_indices(row_index, col_index, *batch_indices)
@@ -184,11 +217,12 @@ class HilbertLinearOperator(LinearOperator):
         if batch_untouched and _equal_indices(row_index, col_index):
             if _is_noop_index(row_index):
                 return self
-            return self.__class__(self.features[..., row_index, :], self.variances)
+            return self.__class__(self.features[..., row_index, :], self.variances, self.mixing)
         if batch_untouched and not (torch.is_tensor(row_index) and torch.is_tensor(col_index)):
-            left = self.features.double() * self.variances.double().unsqueeze(-2)
+            right = self.mixed_features
+            left = right * self.variances.double().unsqueeze(-2)
             return MatmulLinearOperator(
-                left[..., row_index, :].to(self.dtype), self.features[..., col_index, :].mT.to(self.dtype)
+                left[..., row_index, :].to(self.dtype), right[..., col_index, :].mT.to(self.dtype)
             )
         return self._as_root()._getitem(row_index, col_index, *batch_indices)
 
@@ -198,14 +232,15 @@ class HilbertLinearOperator(LinearOperator):
     def _mul_constant(self, other: Tensor) -> LinearOperator:
         if not (other > 0).all():
             return super()._mul_constant(other)
-        return self.__class__(self.features, self.variances * other.unsqueeze(-1), self.gram_cache)
+        variances = self.variances * other.unsqueeze(-1)
+        return self.__class__(self.features, variances, self.mixing, gram_cache=self.gram_cache)
 
     def mul(self, other: Any) -> LinearOperator:
         return _mul(self, other)
 
     @cached
     def to_dense(self) -> Tensor:
-        features = self.features.double()
+        features = self.mixed_features
         return ((features * self.variances.double().unsqueeze(-2)) @ features.mT).to(self.dtype)
 
     @cached(name="root_decomposition")
@@ -221,7 +256,7 @@ class HilbertLinearOperator(LinearOperator):
             num_samples, *self.batch_shape, self.num_features, dtype=torch.float64, device=self.device
         )
         weights = (weights * self.scale).movedim(0, -1)  # (..., M, S)
-        return (self.features.double() @ weights).movedim(-1, 0).to(self.dtype)
+        return (self.mixed_features @ weights).movedim(-1, 0).to(self.dtype)
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
         return self + diagonal_for(self, diag)
@@ -233,6 +268,7 @@ class HilbertLinearOperator(LinearOperator):
             return self.__class__(
                 concatenate([self.features.double(), other.features.double()]),
                 concatenate([self.variances, other.variances]),
+                block_diagonal([self.mixing, other.mixing], [self.num_features, other.num_features]),
             )
         return super().__add__(other)
 
@@ -246,65 +282,73 @@ class HilbertCrossLinearOperator(LinearOperator):
     :param x1: `(..., N, D)`.
     :param x2: `(..., n, D)`.
     :param variances: `(..., M)`. Its dtype is that of the operator.
+    :param mixing: T, `(..., M, M)`, float64; None for the identity.
     :param expansion: Evaluates the features; they must not depend on parameters that need a gradient.
     """
 
-    def __init__(self, x1: Tensor, x2: Tensor, variances: Tensor, expansion: Expansion):
-        super().__init__(x1, x2, variances, expansion=expansion)
+    def __init__(
+        self, x1: Tensor, x2: Tensor, variances: Tensor, mixing: Tensor | None = None, *, expansion: Expansion
+    ):
+        super().__init__(x1, x2, variances, *([] if mixing is None else [mixing]), expansion=expansion)
         self.x1 = x1
         self.x2 = x2
         self.variances = variances
+        self.mixing = mixing
         self.expansion = expansion
 
     @property
     def dtype(self) -> torch.dtype:
         return self.variances.dtype
 
-    def _evaluate(self) -> MatmulLinearOperator:
-        left = self.expansion.features(self.x1) * self.variances.double().unsqueeze(-2)
-        return MatmulLinearOperator(left.to(self.dtype), self.expansion.features(self.x2).mT.to(self.dtype))
+    def evaluated(self) -> MatmulLinearOperator:
+        """The product of both feature matrices."""
+        prior = Covariance(self.variances.double(), self.mixing)
+        left, right = (prior.mix(self.expansion.features(x)) for x in (self.x1, self.x2))
+        left = left * prior.variances.unsqueeze(-2)
+        return MatmulLinearOperator(left.to(self.dtype), right.mT.to(self.dtype))
 
     def _size(self) -> torch.Size:
         batch_shape = torch.broadcast_shapes(self.x1.shape[:-2], self.x2.shape[:-2], self.variances.shape[:-1])
         return torch.Size((*batch_shape, self.x1.shape[-2], self.x2.shape[-2]))
 
     def _matmul(self, rhs: Tensor) -> Tensor:
-        return self._evaluate()._matmul(rhs)
+        return self.evaluated()._matmul(rhs)
 
     def _t_matmul(self, rhs: Tensor) -> Tensor:
-        return self._evaluate()._t_matmul(rhs)
+        return self.evaluated()._t_matmul(rhs)
 
     def _diagonal(self) -> Tensor:
-        return self._evaluate()._diagonal()
+        return self.evaluated()._diagonal()
 
     def _transpose_nonbatch(self) -> HilbertCrossLinearOperator:
-        return self.__class__(self.x2, self.x1, self.variances, self.expansion)
+        return self.__class__(self.x2, self.x1, self.variances, self.mixing, expansion=self.expansion)
 
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> HilbertCrossLinearOperator:
         variances = self.variances.expand(*batch_shape, self.variances.shape[-1])
-        return self.__class__(self.x1, self.x2, variances, self.expansion)
+        return self.__class__(self.x1, self.x2, variances, self.mixing, expansion=self.expansion)
 
     def _permute_batch(self, *dims: int) -> LinearOperator:
-        return self._evaluate()._permute_batch(*dims)
+        return self.evaluated()._permute_batch(*dims)
 
     def _unsqueeze_batch(self, dim: int) -> LinearOperator:
-        return self._evaluate()._unsqueeze_batch(dim)
+        return self.evaluated()._unsqueeze_batch(dim)
 
     def _get_indices(self, row_index: Any, col_index: Any, *batch_indices: Any) -> Tensor:
-        return self._evaluate()._get_indices(row_index, col_index, *batch_indices)
+        return self.evaluated()._get_indices(row_index, col_index, *batch_indices)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        return self._evaluate()._getitem(row_index, col_index, *batch_indices)
+        return self.evaluated()._getitem(row_index, col_index, *batch_indices)
 
     def _mul_constant(self, other: Tensor) -> HilbertCrossLinearOperator:
-        return self.__class__(self.x1, self.x2, self.variances * other.unsqueeze(-1), self.expansion)
+        variances = self.variances * other.unsqueeze(-1)
+        return self.__class__(self.x1, self.x2, variances, self.mixing, expansion=self.expansion)
 
     def mul(self, other: Any) -> LinearOperator:
         return _mul(self, other)
 
     @cached
     def to_dense(self) -> Tensor:
-        return self._evaluate().to_dense()
+        return self.evaluated().to_dense()
 
 
 class RefusedLinearOperator(LinearOperator):
@@ -377,19 +421,19 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
     @cached(name="capacitance_cholesky")
     def capacitance_cholesky(self) -> Tensor:
         """Lower Cholesky factor of the capacitance matrix, `(..., M, M)`, float64."""
-        return capacitance_cholesky(self.low_rank, self.noise)
+        return capacitance_factor(self.low_rank.prior, data_precision(self.low_rank, self.noise))
 
     def _project(self, rhs: Tensor) -> Tensor:
         r""":math:`V^{1/2} \Phi^\top D^{-1} r` for `rhs` `(..., N, K)`: `(..., M, K)`."""
         scale, noise = self.low_rank.scale.unsqueeze(-1), self.noise.unsqueeze(-1)
         if noise.shape[-2] == 1:  # its gradient does not go through the rows
             return scale * self.low_rank.project(rhs) / noise
-        return scale * (self.low_rank.features.double().mT @ (rhs.double() / noise))
+        return scale * (self.low_rank.mixed_features.mT @ (rhs.double() / noise))
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Tensor:
         scale = self.low_rank.scale.unsqueeze(-1)
         weights = scale * torch.cholesky_solve(self._project(rhs), self.capacitance_cholesky)
-        residual = rhs.double() - self.low_rank.features.double() @ weights
+        residual = rhs.double() - self.low_rank.mixed_features @ weights
         return (residual / self.noise.unsqueeze(-1)).to(self.dtype)
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
@@ -410,7 +454,7 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
             quadratic = (rhs.square().sum(-2) - fitted) / noise  # (..., K)
         else:
             scaled = rhs / noise.unsqueeze(-1)
-            projected = self.low_rank.features.double().mT @ scaled
+            projected = self.low_rank.mixed_features.mT @ scaled
             logdet_, fitted = capacitance_terms(variances, self.low_rank.gram(1 / noise), projected)
             quadratic = (rhs * scaled).sum(-2) - fitted
         quadratic = (quadratic.sum(-1) if reduce_inv_quad else quadratic).to(self.dtype)
@@ -478,21 +522,17 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
         return super().to_dense()
 
 
-def capacitance_cholesky(low_rank: HilbertLinearOperator, noise: Tensor, observed: Tensor | None = None) -> Tensor:
+def data_precision(low_rank: HilbertLinearOperator, noise: Tensor, observed: Tensor | None = None) -> Tensor:
     r"""
-    Lower Cholesky factor of :math:`I + V^{1/2} \Phi^\top D^{-1} \Phi V^{1/2}`.
+    :math:`\Phi^\top D^{-1} \Phi`, what the data say about the weights.
 
-    :param low_rank: Carries :math:`\Phi` and :math:`V`.
+    :param low_rank: Carries :math:`\Phi`.
     :param noise: The diagonal D, `(..., N)`, or `(..., 1)` where all entries are the same.
     :param observed: Rows that count, `(..., N)` booleans, or None for all.
     :return: `(..., M, M)`, float64.
     """
     if noise.shape[-1] == 1 and low_rank.shape[-1] != 1:
         weights = None if observed is None else observed.double()
-        precision = low_rank.gram(weights) / noise.double().unsqueeze(-1)
-    else:
-        weights = 1 / noise.double()
-        precision = low_rank.gram(weights if observed is None else weights * observed)
-    scale = low_rank.scale
-    identity = torch.eye(low_rank.num_features, dtype=torch.float64, device=scale.device)
-    return robust_cholesky(identity + scale.unsqueeze(-1) * precision * scale.unsqueeze(-2))
+        return low_rank.feature_gram(weights) / noise.double().unsqueeze(-1)
+    weights = 1 / noise.double()
+    return low_rank.feature_gram(weights if observed is None else weights * observed)

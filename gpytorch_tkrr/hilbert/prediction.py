@@ -1,16 +1,14 @@
 r"""Exact prediction in weight space.
 
 With :math:`f(x) = m(x) + \phi(x)^\top a`, :math:`a \sim N(0, V)`, all that the training data say about :math:`f` is the
-posterior of the weights, :math:`a \mid y \sim N(\mu, R R^\top)` with
-
-.. math:: \mu = V^{1/2} C^{-1} V^{1/2} \Phi^\top D^{-1} (y - m), \qquad R = V^{1/2} L^{-\top}, \quad C = L L^\top.
+posterior of the weights (see :mod:`.weights`).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from gpytorch import settings
@@ -24,41 +22,9 @@ from .operator import (
     HilbertAddedDiagLinearOperator,
     HilbertLinearOperator,
     RefusedLinearOperator,
-    capacitance_cholesky,
+    data_precision,
 )
-
-
-class WeightPosterior(NamedTuple):
-    """
-    A Gaussian over the weights of the features.
-
-    :param mean: `(..., M)`, float64.
-    :param root: R with covariance `R R^T`, `(..., M, M)`, float64.
-    """
-
-    mean: Tensor
-    root: Tensor
-
-    def condition(self, features: Tensor, residual: Tensor, noise: Tensor) -> WeightPosterior:
-        r"""
-        The posterior after m more observations, :math:`O(M^2 m)`.
-
-        With :math:`B = R^\top \Phi^\top` and :math:`B^\top B + D = C C^\top` the new root is
-        :math:`R (I - B C^{-\top} (C + D^{1/2})^{-1} B^\top)` (the square-root filter update of Andrews, 1968).
-
-        :param features: Features of the new inputs, `(..., m, M)`.
-        :param residual: New targets minus prior mean, `(..., m)`.
-        :param noise: Their noise variances, `(..., m)`.
-        """
-        projected = features @ self.root  # B^T, (..., m, M)
-        gram = projected @ projected.mT + torch.diag_embed(noise)
-        factor = torch.linalg.cholesky(gram)  # C
-        surprise = (residual - (features @ self.mean.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)
-        step = projected.mT @ torch.cholesky_solve(surprise, factor)
-        mean = self.mean + (self.root @ step).squeeze(-1)
-        update = torch.linalg.solve_triangular(factor + torch.diag_embed(noise.sqrt()), projected, upper=False)
-        update = torch.linalg.solve_triangular(factor.mT, update, upper=True)
-        return WeightPosterior(mean, self.root - (self.root @ projected.mT) @ update)
+from .weights import WeightPosterior, weight_posterior
 
 
 def split_covariance(covariance: LinearOperator) -> tuple[HilbertLinearOperator, Tensor | None]:
@@ -128,14 +94,9 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         if nan_policy != "ignore" and self.train_labels.isnan().any():
             observed = ~self.train_labels.isnan()
             residual = torch.where(observed, residual, torch.zeros_like(residual))
-        factor = capacitance_cholesky(low_rank, noise, observed)
-        scale = low_rank.scale
         # A row times a matrix: features that a batch shares are not repeated.
-        target = scale * ((residual / noise).unsqueeze(-2) @ low_rank.features.double()).squeeze(-2)  # (..., M)
-        mean = scale * torch.cholesky_solve(target.unsqueeze(-1), factor).squeeze(-1)
-        identity = torch.eye(scale.shape[-1], dtype=scale.dtype, device=scale.device)
-        inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
-        posterior = WeightPosterior(mean, scale.unsqueeze(-1) * inverse.mT)
+        target = ((residual / noise).unsqueeze(-2) @ low_rank.features.double()).squeeze(-2)  # (..., M)
+        posterior = weight_posterior(low_rank.prior, data_precision(low_rank, noise, observed), target)
         if settings.detach_test_caches.on():
             return WeightPosterior(*(tensor.detach() for tensor in posterior))
         for tensor in posterior:

@@ -26,6 +26,8 @@ from ..data.parallel import as_processes
 from ..data.progress import progress_bar
 from ..data.training import TrainingData
 from ..errors import InputError, StalePosteriorWarning
+from ..features.covariance import Covariance, covariance_state, covariances_from_state
+from ..features.represented import range_grids
 from ..features.separable import SeparableKernel
 from ..model.laplace import LaplacePosterior, laplace_blocks
 from ..model.rollback import rollback_on_error
@@ -247,7 +249,7 @@ class ALSFit:
         self.model, self.training, self.penalty = model, training, penalty
         self.separable: SeparableKernel = model.separate()
         self.num_dims = len(self.separable.modes)
-        self.variances = [mode.variances().detach() for mode in self.separable.modes]
+        self.covariances = [mode.covariance().detach() for mode in self.separable.modes]
         self.design = Design(training, [mode.basis for mode in self.separable.modes], memory=memory)
         self.marginals = self.design.marginals()
         self.total = math.inf  # the objective of zero weights
@@ -272,8 +274,7 @@ class ALSFit:
 
     def _hyperparameter_step(self) -> HyperparameterStep:
         summary = self.training.summary
-        fraction = torch.linspace(0, 1, 33, dtype=torch.float64, device=summary.lower.device)
-        grids = [a + fraction * (b - a) for a, b in zip(summary.lower, summary.upper, strict=True)]
+        grids = range_grids(summary.lower, summary.upper)
         with torch.enable_grad():
             modules = [self.model.covar_module, self.model.likelihood]
             return HyperparameterStep(self.separable, modules, self.noise, self.outputscale, grids)
@@ -287,7 +288,8 @@ class ALSFit:
             expected = [(size, rank) for size in sizes]
             if shapes != expected:
                 raise InputError(f"initial_factors must have shapes (M_d, R) = {expected}; got {shapes}.")
-            self._set([factor.detach().double().mT.to(self.variances[0].device) for factor in initial_factors], True)
+            device = self.marginals[0][0].device
+            self._set([factor.detach().double().mT.to(device) for factor in initial_factors], True)
             return
         is_als = self.model.is_fitted and isinstance(self.model.posterior, LaplacePosterior)
         factors = self.model.factors if is_als else None
@@ -302,8 +304,8 @@ class ALSFit:
             self.fallback = self.weights, self.raw, reached
             self.restarts -= 1
         rank = self.model.rank
-        pairs = zip(self.marginals, self.variances, strict=True)
-        self._set([near_constant(*marginal, v, rank, generator) for marginal, v in pairs], False)
+        pairs = zip(self.marginals, self.covariances, strict=True)
+        self._set([near_constant(*marginal, covariance, rank, generator) for marginal, covariance in pairs], False)
 
     def _set(self, factors: list[Tensor], user_units: bool) -> None:
         self.weights = CPWeights(factors)
@@ -311,12 +313,12 @@ class ALSFit:
             self.weights.log_scales -= math.log(self.training.scale) / self.num_dims
         for d in range(self.num_dims):
             self.weights.rescale(d, self._norms(d, self.weights.factors[d]))
-        self.raw = [factor * v.sqrt() for factor, v in zip(self.weights.factors, self.variances, strict=True)]
+        self.raw = [self.covariances[d].unwhiten(factor) for d, factor in enumerate(self.weights.factors)]
         self.design.reset()
 
     def _norms(self, d: int, factor: Tensor) -> Tensor:
         """Root-mean-square over the data of each column's function; never zero for a column that is not."""
-        raw, gram = factor * self.variances[d].sqrt(), self.marginals[d][0]
+        raw, gram = self.covariances[d].unwhiten(factor), self.marginals[d][0]
         squares = ((raw @ gram) * raw).sum(-1)
         squares = squares + 1e-16 * gram.diagonal().mean() * raw.square().sum(-1)
         tiny = squares <= torch.finfo(torch.float64).tiny
@@ -329,11 +331,12 @@ class ALSFit:
         sums = self.design.sums(d, self.raw, scale)
         gram, current = sums.gram(), weights.scaled_factor(d)
         self._refresh(float(sums.square), objective)
-        data = FactorData.from_residuals(sums, gram, current * self.variances[d].sqrt())
+        raw = self.covariances[d].unwhiten(current)
+        data = FactorData.from_residuals(sums, gram, raw)
         self.total = float(data.square)
         learn = self.step is not None and len(objective) >= 2 * self.num_dims - 1  # not before one plain sweep
         if self.step is not None:
-            self.memories[d] = _Memory(sums, current * self.variances[d].sqrt(), self.penalty.form(weights, d))
+            self.memories[d] = _Memory(sums, raw, self.penalty.form(weights, d))
         if learn:
             self._learn(d)
         strength, form = self.strength(), self.penalty.form(weights, d)
@@ -342,8 +345,9 @@ class ALSFit:
             # Worse than nothing, or whitened by variances that have changed: start from zero, not from huge weights.
             current, rhs, square, penalty = torch.zeros_like(current), data.rhs, self.total, 0.0
         before = square + float(strength) * penalty
-        precision = whitened_precision(gram, self.variances[d], strength * form)
-        gradient = (rhs * self.variances[d].sqrt() - strength * form @ current).reshape(-1)
+        covariance = self.covariances[d]
+        precision = whitened_precision(gram, covariance, strength * form)
+        gradient = (covariance.mix(rhs) * covariance.root - strength * form @ current).reshape(-1)
         conditional = Conditional(precision)
         # The step is taken from the current factor: where a jitter was needed, this is a proximal step, still downhill.
         change = conditional.solve(gradient)
@@ -359,7 +363,7 @@ class ALSFit:
             if not current.any():
                 updated.log_scales[d] = -torch.inf
         self.weights = updated
-        self.raw[d] = updated.factors[d] * self.variances[d].sqrt()
+        self.raw[d] = self.covariances[d].unwhiten(updated.factors[d])
         objective.append(before - gain)
         if self.fallback is not None:
             if objective[-1] >= self.fallback[2]:
@@ -390,11 +394,10 @@ class ALSFit:
         with rollback_on_error(self.model):  # Ctrl-C keeps the fit: not with hyperparameters that were only tried
             self.step(d, {k: self._evidence(memory) for k, memory in self.memories.items()})
         for k, mode in enumerate(self.separable.modes):
-            new = mode.variances().detach()
-            ratio = torch.where(new > 0, (self.variances[k] / new).sqrt(), torch.zeros_like(new))
-            if not torch.equal(new, self.variances[k]):
-                self.weights.set_factor(k, self.weights.factors[k] * ratio.nan_to_num(posinf=0.0))
-            self.variances[k] = new
+            old, new = self.covariances[k], mode.covariance().detach()
+            if not new.equals(old):
+                self.weights.set_factor(k, new.rewhiten(self.weights.factors[k], old))
+            self.covariances[k] = new
 
     def state(self, result: ALSResult, generator: torch.Generator) -> dict[str, Any]:
         """What is needed to go on after a sweep."""
@@ -407,7 +410,7 @@ class ALSFit:
             "restarts": self.restarts,
             "weights": _weights_state(self.weights),
             "raw": self.raw,
-            "variances": self.variances,
+            **covariance_state(self.covariances),
             "fallback": fallback,
             "memories": {d: (m.sums.pack(), m.raw, m.form) for d, m in self.memories.items()},
             "parameters": [parameter.detach() for parameter in self.model.parameters()],
@@ -418,9 +421,10 @@ class ALSFit:
         result.objective, result.sweeps = list(state["objective"]), state["sweeps"]
         result.converged = state["converged"]
         generator.set_state(state["generator"])
-        device = self.variances[0].device
+        device = self.marginals[0][0].device
         state = move_tensors(state, device)
-        self.restarts, self.raw, self.variances = state["restarts"], state["raw"], state["variances"]
+        self.restarts, self.raw = state["restarts"], state["raw"]
+        self.covariances = covariances_from_state(state)
         self.weights = CPWeights(*state["weights"])
         if state["fallback"] is not None:
             factors, log_scales, raw, reached = state["fallback"]
@@ -435,7 +439,7 @@ class ALSFit:
     def finish(self, result: ALSResult) -> None:
         """The block Laplace approximation; its residuals give the final objective."""
         strength = self.strength()
-        blocks, square = laplace_blocks(self.design, self.weights, self.variances, self.penalty, strength)
+        blocks, square = laplace_blocks(self.design, self.weights, self.covariances, self.penalty, strength)
         self._refresh(float(square), result.objective)
         self.store(blocks, float(square))
 
@@ -450,7 +454,7 @@ class ALSFit:
         if self.model.observation.noise() is None and square is not None:  # that of the residuals
             noise = torch.as_tensor(square * scale**2 / self.training.summary.num_rows).to(weights.log_scales)
         bases = [mode.basis for mode in self.separable.modes]
-        posterior = LaplacePosterior(bases, weights, self.variances, noise.detach().double(), blocks)
+        posterior = LaplacePosterior(bases, weights, self.covariances, noise.detach().double(), blocks)
         self.model.set_posterior(posterior, self.penalty)
 
 
@@ -458,10 +462,10 @@ def _weights_state(weights: CPWeights) -> tuple[list[Tensor], Tensor]:
     return list(weights.factors), weights.log_scales
 
 
-def near_constant(gram: Tensor, mean: Tensor, variances: Tensor, rank: int, generator: torch.Generator) -> Tensor:
+def near_constant(gram: Tensor, mean: Tensor, covariance: Covariance, rank: int, generator: torch.Generator) -> Tensor:
     """Whitened weights of functions near 1: the best fit of 1, plus draws from the prior of comparable size."""
-    root = variances.sqrt()
-    gram, mean = gram * root.unsqueeze(-1) * root, mean * root
+    root = covariance.root
+    gram, mean = covariance.mix_gram(gram) * root.unsqueeze(-1) * root, covariance.mix(mean.unsqueeze(0))[0] * root
     ridge = START_RIDGE * gram.diagonal().mean().clamp(min=1e-300)
     constant = Conditional(gram + ridge * torch.eye(*gram.shape).to(gram)).solve(mean)  # (M,)
     draws = torch.randn(rank, root.shape[0], dtype=torch.float64, generator=generator).to(root.device)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..features.represented import range_grids
 from ..linalg import jittered_cholesky
 from ..model.draws import DrawsPosterior
 from .priors import SparsePrior
@@ -172,12 +173,12 @@ def sample_few_rows(
     :param seed: Seed of all chains.
     """
     separable = model.separate()
-    fraction = torch.linspace(0, 1, 33).to(ends[0])
+    covariances = [mode.covariance() for mode in separable.modes]
     features, variances, shares = [], [], []
-    for d, mode in enumerate(separable.modes):
-        v = mode.variances()
-        squares = mode.basis(ends[0][d] + fraction * (ends[1][d] - ends[0][d])).square() * v
-        features.append(mode.basis(x[:, d].double()))
+    for d, (mode, grid) in enumerate(zip(separable.modes, range_grids(*ends), strict=True)):
+        v = covariances[d].variances
+        squares = covariances[d].mix(mode.basis(grid)).square() * v
+        features.append(covariances[d].mix(mode.basis(x[:, d].double())))
         variances.append(v)
         shares.append(min(float(1 - (squares[:, 0] / squares.sum(-1)).mean()), MAX_SHARE))
     prior = SparsePrior(variances, shares, float(separable.outputscale()), model.rank)
@@ -191,7 +192,8 @@ def sample_few_rows(
     while len(draws) * num_chains < NUM_DRAWS:
         chains.sweep(targets, noise)
         draws.append(chains.factors())
-    factors = [torch.cat(each) for each in zip(*draws, strict=True)]  # (S, R, M_d)
+    parts = zip(covariances, zip(*draws, strict=True), strict=True)
+    factors = [covariance.unmix(torch.cat(each)) for covariance, each in parts]  # (S, R, M_d)
     numbers = torch.arange(num_chains, device=targets.device).repeat(len(draws))
     bases = [mode.basis for mode in separable.modes]
     parameters = {"noise": noise.mean().expand(len(numbers)).clone()}

@@ -28,6 +28,7 @@ from ..data.parallel import as_processes
 from ..data.progress import progress_bar
 from ..data.training import Summary, TrainingData
 from ..errors import ConstraintWarning, ConvergenceWarning, InputError
+from ..features.represented import range_grids
 from ..features.separable import num_basis_needed
 from ..model.draws import DrawsPosterior
 from ..model.laplace import LaplacePosterior
@@ -212,15 +213,14 @@ class GibbsFit:
         with torch.enable_grad():
             half_range = (summary.upper - summary.lower) / 2
             self.hyperparameters = Hyperparameters(model.covar_module, self.separable, half_range, centers)
-        fraction = torch.linspace(0, 1, 33, dtype=torch.float64, device=summary.lower.device)
-        self.grids = [a + fraction * (b - a) for a, b in zip(summary.lower, summary.upper, strict=True)]
+        self.grids = range_grids(summary.lower, summary.upper)
         self.all_slots = range(len(self.hyperparameters.slots))
         self.start = self.hyperparameters.get(self.all_slots)
         self.share = training.scale ** (1 / self.num_dims)  # of the targets' scale in each factor
         self.als_factors: list[Tensor] = []  # raw, where the model was fitted by ALS: the start of all chains
         if model.is_fitted and isinstance(model.posterior, LaplacePosterior):
             modes = zip(model.factors, self.separable.modes, strict=True)
-            self.als_factors = [w.mT / self.share * mode.variances().sqrt() for w, mode in modes]
+            self.als_factors = [mode.covariance().unwhiten(w.mT / self.share) for w, mode in modes]
 
     def _resize(self, num_basis: int | Sequence[int]) -> None:
         """Other numbers of functions; rows that have been kept stay."""
@@ -356,13 +356,13 @@ class GibbsFit:
             parameters = self.augmentation.scaled({name: each[last] for name, each in earlier.parameters.items()})
             return GibbsState(factors, parameters, resume["precisions"].clone(), resume["steps"].clone())
         hyper.set(self.all_slots, self.start)
-        variances = [mode.variances() for mode in self.separable.modes]
+        covariances = [mode.covariance() for mode in self.separable.modes]
         if self.als_factors:
             factors = self._resized(self.als_factors)
         else:
             generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
-            marginals = zip(self.design.marginals(), variances, strict=True)
-            factors = [near_constant(*marginal, v, rank, generator) * v.sqrt() for marginal, v in marginals]
+            marginals = zip(self.design.marginals(), covariances, strict=True)
+            factors = [v.unwhiten(near_constant(*marginal, v, rank, generator)) for marginal, v in marginals]
             size = torch.from_numpy(rng.standard_normal((rank, 1))).to(factors[0].device)
             factors[0] = factors[0] * size / math.sqrt(rank)
         precisions = torch.full((rank,), rank ** (1 / self.num_dims), dtype=torch.float64, device=factors[0].device)

@@ -77,7 +77,7 @@ class Hyperparameters:
                 for i in range(parameter.numel()):
                     label = short if parameter.numel() == 1 else f"{short}[{i}]"
                     self.slots.append(_Slot(label, parameter, constraint, i, is_log))
-        self.variance_users = [self._slots_of(mode.variances()) for mode in separable.modes]
+        self.variance_users = [self._slots_of(mode.covariance().numbers()) for mode in separable.modes]
         self.scale_users = self._slots_of(separable.outputscale())
         self.users = [users | self.scale_users for users in self.variance_users]  # slots that each mode depends on
         self.own: list[list[int]] = []  # slots that only this mode depends on

@@ -39,7 +39,8 @@ from ..cp.conditional import Conditional
 from ..cp.design import Design
 from ..cp.evidence import FactorData
 from ..data.source import RowFunction
-from ..features.box import MAX_MISSING
+from ..features.covariance import Covariance
+from ..features.represented import MAX_MISSING, ModeGrid
 from ..features.separable import SeparableKernel
 from ..model.likelihoods.base import Augmentation, Parameters
 from .hyperparameters import Hyperparameters
@@ -61,16 +62,18 @@ class FactorConditional:
 
     :param gram: G, `(R, M, R, M)`.
     :param rhs: b, `(R, M)`.
-    :param variances: v, `(M,)`.
+    :param covariance: V, of M weights.
     :param prior: Prior precisions of the whitened weights of each component, `(R,)`.
     :param noise: :math:`s^2`.
     """
 
-    def __init__(self, gram: Tensor, rhs: Tensor, variances: Tensor, prior: Tensor, noise: float):
+    def __init__(self, gram: Tensor, rhs: Tensor, covariance: Covariance, prior: Tensor, noise: float):
         rank, size = rhs.shape
-        self.root = variances.clamp(min=1e-300).sqrt()
+        self.covariance = covariance
+        self.root = covariance.variances.clamp(min=1e-300).sqrt()
         weight = (self.root / math.sqrt(noise)).repeat(rank)
-        square = gram.reshape(rank * size, rank * size)
+        square = covariance.mix_blocks(gram).reshape(rank * size, rank * size)
+        rhs = covariance.mix(rhs)
         self.conditional = Conditional.from_gram(square, weight, prior.repeat_interleave(size))
         self.half = self.conditional.half_solve((rhs * self.root / noise).reshape(-1, 1)).squeeze(-1)
         self.log_evidence = float((size * prior.log().sum() - self.conditional.logdet() + self.half.square().sum()) / 2)
@@ -82,7 +85,7 @@ class FactorConditional:
         :param noise: Standard normal numbers `(R, M)`.
         """
         whitened = self.conditional.half_covariance(self.half + noise.reshape(-1)).reshape_as(noise)
-        return whitened * self.root
+        return self.covariance.unmix(whitened * self.root)
 
 
 @dataclass
@@ -149,9 +152,9 @@ class GibbsSampler:
             num_moves,
         )
         self.grids = list(grids)
-        self.squares = [mode.basis(grid).square() for mode, grid in zip(separable.modes, grids, strict=True)]
+        self.mode_grids = [ModeGrid(mode, grid) for mode, grid in zip(separable.modes, grids, strict=True)]
         self.num_dims = len(separable.modes)
-        self.variances: list[Tensor] = [torch.empty(0)] * self.num_dims
+        self.covariances = [mode.covariance() for mode in separable.modes]
         self.prior_factor = 1.0  # the share of the output scale in the prior variance of each mode's weights
         self.energies = torch.zeros(rank, dtype=torch.float64)  # mean square of each component over the data
         self.refresh()
@@ -168,7 +171,7 @@ class GibbsSampler:
         changed = set(range(len(self.hyperparameters.slots))) if index is None else set(index)
         for d, users in enumerate(self.hyperparameters.variance_users):
             if index is None or users & changed:
-                self.variances[d] = self.separable.modes[d].variances()
+                self.covariances[d] = self.separable.modes[d].covariance()
         if index is None or self.hyperparameters.scale_users & changed:
             self.prior_factor = (float(self.separable.outputscale()) / self.outputscale_unit) ** (1 / self.num_dims)
 
@@ -228,7 +231,7 @@ class GibbsSampler:
 
         def conditional() -> FactorConditional:
             prior = state.precisions * (2 * state.log_scales[d]).exp() / self.prior_factor
-            return FactorConditional(gram, rhs, self.variances[d], prior, noise_variance)
+            return FactorConditional(gram, rhs, self.covariances[d], prior, noise_variance)
 
         def log_target(index: list[int], at: FactorConditional) -> float:
             others = [k for k, users in enumerate(hyper.users) if k != d and users & set(index)]
@@ -244,7 +247,7 @@ class GibbsSampler:
             # All coordinates of a block at once, or a single one with a longer step.
             single = len(block) > 1 and turn % 2 == 1
             index = [block[int(self.rng.integers(len(block)))]] if single else block
-            before, kept = hyper.get(index), (list(self.variances), self.prior_factor)
+            before, kept = hyper.get(index), (list(self.covariances), self.prior_factor)
             width = state.steps[index].exp() * (2.0 if single else 1.0 / math.sqrt(len(index)))
             noise = torch.from_numpy(self.rng.standard_normal(len(index)))
             threshold = math.log(self.rng.random())
@@ -258,7 +261,7 @@ class GibbsSampler:
                     current = proposed
                 else:
                     hyper.set(index, before)
-                    self.variances, self.prior_factor = kept
+                    self.covariances, self.prior_factor = kept
             if adapt:
                 acceptance = math.exp(min(change, 0.0)) if not math.isnan(change) else 0.0
                 state.steps[index] += adapt * (acceptance - TARGET_ACCEPTANCE)
@@ -268,23 +271,23 @@ class GibbsSampler:
         """Whether the box still represents the prior variance of every mode whose variances the coordinates change."""
         for d, users in enumerate(self.hyperparameters.variance_users):
             if users & set(index):
-                exact = self.separable.modes[d].prior_variance(self.grids[d])
-                if float((self.squares[d] @ self.variances[d] / exact).min()) < 1 - MAX_MISSING:
+                if float(self.mode_grids[d].missing(self.covariances[d]).max()) > MAX_MISSING:
                     return False
         return True
 
     def _weight_energy(self, state: GibbsState, d: int) -> tuple[Tensor, int]:
         """Squared whitened weights of each component of mode d, `(R,)`, and the number of weights."""
-        variances = self.variances[d] * self.prior_factor
+        variances = self.covariances[d].variances * self.prior_factor
         alive = variances > 1e-250  # functions whose variance has underflowed carry no information
-        energy = (state.factors[d][:, alive].square() / variances[alive]).sum(-1)
+        energy = (self.covariances[d].demix(state.factors[d])[:, alive].square() / variances[alive]).sum(-1)
         return energy * (2 * state.log_scales[d]).exp(), int(alive.sum())
 
     def _log_weight_prior(self, state: GibbsState, d: int) -> float:
         """log N(A_d; 0, V_d / tau), up to a constant."""
         energy, _ = self._weight_energy(state, d)
-        variances = (self.variances[d] * self.prior_factor).clamp(min=1e-300)
-        return -0.5 * float(energy @ state.precisions + len(state.precisions) * variances.log().sum())
+        variances = (self.covariances[d].variances * self.prior_factor).clamp(min=1e-300)
+        logdet = variances.log().sum() + self.covariances[d].logdet_mixing()
+        return -0.5 * float(energy @ state.precisions + len(state.precisions) * logdet)
 
     def _weight_energies(self, state: GibbsState) -> tuple[np.ndarray, np.ndarray]:
         """:meth:`_weight_energy` of all modes, `(D, R)` and `(D,)`."""

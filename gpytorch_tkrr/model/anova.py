@@ -10,6 +10,8 @@ from linear_operator import to_dense
 from torch import Tensor, nn
 
 from ..errors import SizeError
+from ..features.expansion import Sum
+from ..features.finite import LinearTerm, register_finite_basis
 
 #: Number of inputs from which on the variances beside the constants fall faster than their number grows.
 MANY_DIMS = 20
@@ -54,6 +56,9 @@ class CenteredLinearKernel(LinearKernel):
     def forward(self, x1: Tensor, x2: Tensor, **params: Any) -> Any:
         # Dense, since GPyTorch multiplies low-rank operators only approximately.
         return to_dense(super().forward(x1 - self.center.to(x1), x2 - self.center.to(x2), **params))
+
+
+register_finite_basis(CenteredLinearKernel, over_columns=Sum)(LinearTerm)
 
 
 def anova_kernel(

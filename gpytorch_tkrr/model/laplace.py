@@ -25,6 +25,7 @@ from ..cp.penalty import Penalty
 from ..cp.weights import CPWeights, all_products_but_one, clamped_exp
 from ..errors import NotFittedError
 from ..features.basis import Basis
+from ..features.covariance import Covariance, covariance_state, covariances_from_state
 from .posterior import Posterior
 
 #: Laplace blocks are stored in a `state_dict` up to this many bytes; larger ones are recomputed from data.
@@ -37,7 +38,7 @@ class LaplacePosterior(Posterior):
 
     :param bases: The basis of each mode.
     :param weights: Whitened weights.
-    :param variances: The variances they are whitened by, D tensors `(M_d,)`.
+    :param covariances: The prior covariances they are whitened by, one for each mode.
     :param noise: Noise variance, a scalar.
     :param blocks: The conditional of each factor at unit noise, or None while they have not been computed.
     """
@@ -48,17 +49,24 @@ class LaplacePosterior(Posterior):
         self,
         bases: Sequence[Basis],
         weights: CPWeights,
-        variances: Sequence[Tensor],
+        covariances: Sequence[Covariance],
         noise: Tensor,
         blocks: list[Conditional] | None = None,
     ):
-        raw = [(w * v.sqrt()).unsqueeze(0) for w, v in zip(weights.balanced(), variances, strict=True)]
-        super().__init__(bases, raw, {"noise": noise.reshape(1)})
-        self.weights, self.variances, self.blocks = weights, list(variances), blocks
+        balanced = zip(weights.balanced(), covariances, strict=True)
+        super().__init__(bases, [v.unwhiten(w).unsqueeze(0) for w, v in balanced], {"noise": noise.reshape(1)})
+        self.weights, self.covariances, self.blocks = weights, list(covariances), blocks
 
     @property
     def has_covariance(self) -> bool:
         return self.blocks is not None
+
+    def _features(self, x: Tensor) -> list[Tensor]:
+        """Whitened features `(..., n, M_d)` of each mode."""
+        return [
+            v.mix(basis(x[..., d])) * v.root
+            for d, (basis, v) in enumerate(zip(self.bases, self.covariances, strict=True))
+        ]
 
     def mean_and_root(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """
@@ -67,7 +75,7 @@ class LaplacePosterior(Posterior):
         :param x: Inputs `(..., n, D)`.
         :return: `(..., n)` and `(..., n, sum_d R M_d)`, float64.
         """
-        features = [basis(x[..., d]) * self.variances[d].sqrt() for d, basis in enumerate(self.bases)]
+        features = self._features(x)
         projections = [z @ factor.mT for z, factor in zip(features, self.weights.factors, strict=True)]
         products = all_products_but_one(projections)
         roots = []
@@ -100,7 +108,7 @@ class LaplacePosterior(Posterior):
             "kind": self.kind,
             "factors": list(self.weights.factors),
             "log_scales": self.weights.log_scales,
-            "variances": self.variances,
+            **covariance_state(self.covariances),
             "noise": self.noise.squeeze(0),
         }
         if self.blocks is not None and 8 * sum(block.factor.numel() for block in self.blocks) <= MAX_STORED_BYTES:
@@ -111,33 +119,33 @@ class LaplacePosterior(Posterior):
     def from_state(cls, state: dict[str, Any], bases: Sequence[Basis]) -> LaplacePosterior:
         blocks = [Conditional.from_factor(*block) for block in state["blocks"]] if "blocks" in state else None
         weights = CPWeights(list(state["factors"]), state["log_scales"])
-        return cls(bases, weights, state["variances"], state["noise"], blocks)
+        return cls(bases, weights, covariances_from_state(state), state["noise"], blocks)
 
     def to(self, device: torch.device, bases: Sequence[Basis]) -> LaplacePosterior:
         blocks = None
         if self.blocks is not None:
             blocks = [Conditional.from_factor(block.factor.to(device), block.scale.to(device)) for block in self.blocks]
-        variances = [v.to(device) for v in self.variances]
-        return LaplacePosterior(bases, self.weights.to(device), variances, self.noise.to(device), blocks)
+        covariances = [covariance.to(device) for covariance in self.covariances]
+        return LaplacePosterior(bases, self.weights.to(device), covariances, self.noise.to(device), blocks)
 
 
 def laplace_blocks(
-    design: Design, weights: CPWeights, variances: Sequence[Tensor], penalty: Penalty, strength: Tensor
+    design: Design, weights: CPWeights, covariances: Sequence[Covariance], penalty: Penalty, strength: Tensor
 ) -> tuple[list[Conditional], Tensor]:
     """
     The conditional of every factor at unit noise.
 
     :param design: The data.
     :param weights: Whitened weights at a mode of the objective.
-    :param variances: The variances they are whitened by.
+    :param covariances: The prior covariances they are whitened by.
     :param penalty: The penalty of the objective.
     :param strength: Its strength.
     :return: The conditionals, and the residual sum of squares.
     """
-    raw = [factor * v.sqrt() for factor, v in zip(weights.factors, variances, strict=True)]
+    raw = [covariance.unwhiten(factor) for factor, covariance in zip(weights.factors, covariances, strict=True)]
     scale = clamped_exp(weights.log_scale())
     blocks = []
     for d in range(weights.num_dims):
         sums = design.sums(d, raw, scale)
-        blocks.append(Conditional(whitened_precision(sums.gram(), variances[d], strength * penalty.form(weights, d))))
+        blocks.append(Conditional(whitened_precision(sums.gram(), covariances[d], strength * penalty.form(weights, d))))
     return blocks, sums.square

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..data.training import Summary
 from ..errors import DomainError, InputError, SeparableKernelWarning
+from ..features.box import choose_box
 from ..features.domain import Domain
-from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, SpectralTerm, separate
+from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel
 from .anova import anova_kernel
 from .warp import InputWarp
 
@@ -108,32 +109,3 @@ def announce_products(separable: SeparableKernel) -> None:
             SeparableKernelWarning,
             stacklevel=4,
         )
-
-
-@torch.no_grad()
-def choose_box(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float, *, room: float = 1.0) -> Domain:
-    r"""
-    The box: the range of the data plus a margin that makes the sines' images small at the edge of the data,
-    :math:`|k_d(2 (L - S))| \le` tol.
-
-    :param kernel: A separable kernel, at its present hyperparameters.
-    :param lower: Smallest inputs `(D,)`.
-    :param upper: Largest inputs `(D,)`.
-    :param tol: What a single image may be, relative to the variance.
-    :param room: The smallest margin, in units of half the range, for lengthscales that are yet to be learned.
-    """
-    half_range = (upper - lower) / 2
-    unit = torch.where(half_range > 0, half_range, torch.ones_like(half_range))
-    modes = separate(kernel, Domain((lower + upper) / 2, unit), 1, lower.numel()).modes
-    margins = [
-        max([room * float(unit[d]), *(_margin(term, float(unit[d]), tol) for term in mode.spectral_terms())])
-        for d, mode in enumerate(modes)
-    ]
-    return Domain((lower + upper) / 2, half_range + torch.tensor(margins, dtype=torch.float64, device=lower.device))
-
-
-def _margin(term: SpectralTerm, unit: float, tol: float) -> float:
-    """The smallest margin beyond which twice the lag leaves no correlation, up to a million half ranges."""
-    lags = unit * torch.logspace(-2, 6, 799, dtype=torch.float64, device=term.basis.center.device)
-    large = (term.covariance(2 * lags).abs() > tol).nonzero()
-    return float(lags[min(int(large[-1]) + 1, len(lags) - 1)]) if large.numel() else float(lags[0])

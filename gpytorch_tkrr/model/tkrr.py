@@ -30,10 +30,10 @@ from ..errors import (
     StalePosteriorWarning,
 )
 from ..features.basis import Basis
-from ..features.box import MAX_MISSING
 from ..features.domain import Domain, as_inputs
 from ..features.index_set import as_num_basis
-from ..features.separable import DEFAULT_NUM_BASIS, Mode, SeparableKernel, separate
+from ..features.represented import MAX_MISSING, ModeGrid, missing_of_modes, range_grids
+from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, separate
 from .anova import anova_kernel
 from .draws import DrawsPosterior
 from .laplace import LaplacePosterior, laplace_blocks
@@ -234,13 +234,10 @@ class TKRR(GP):
         :param lower: Smallest inputs `(D,)`.
         :param upper: Largest inputs `(D,)`.
         """
-        fraction = torch.linspace(0, 1, 33, dtype=torch.float64, device=lower.device)
         with torch.no_grad():
-            modes = self.separate().modes
-            missing = []
-            for d, mode in enumerate(modes):
-                grid = lower[d] + fraction * (upper[d] - lower[d])
-                missing.append(float((1 - mode.represented_variance(grid) / mode.prior_variance(grid)).mean()))
+            grids = range_grids(lower, upper)
+            modes = zip(self.separate().modes, grids, strict=True)
+            missing = [float(ModeGrid(mode, grid).missing().mean()) for mode, grid in modes]
         poor = [d for d, value in enumerate(missing) if value > MAX_MISSING]
         if poor:
             worst = max(poor, key=lambda d: missing[d])
@@ -523,7 +520,7 @@ class TKRR(GP):
         weights.log_scales -= math.log(training.scale) / weights.num_dims
         noise, outputscale = self.noise() / training.scale**2, separable.outputscale() / training.scale**2
         strength = self._penalty.strength_for(noise, outputscale, weights)
-        posterior.blocks, _ = laplace_blocks(design, weights, posterior.variances, self._penalty, strength)
+        posterior.blocks, _ = laplace_blocks(design, weights, posterior.covariances, self._penalty, strength)
 
     # Calls
 
@@ -570,24 +567,13 @@ class TKRR(GP):
     def _missing_variance(self, x: Tensor) -> Tensor | None:
         """Prior variance that the basis does not represent at x, `(..., n)`, where that is more than a little."""
         separable = self.separate()
-        total: Tensor | None = None
-        kept: Tensor | None = None
-        short = []
-        for d, mode in enumerate(separable.modes):
-            exact = mode.prior_variance(x[..., d])
-            represented = torch.minimum(_represented(mode, x[..., d]), exact)
-            short.append(represented < (1 - MAX_MISSING) * exact)
-            # Dimensions that represent their part count as complete: small shortfalls of many must not add up.
-            represented = torch.where(short[-1], represented, exact)
-            total = exact if total is None else total * exact
-            kept = represented if kept is None else kept * represented
-        assert total is not None and kept is not None
-        poor = torch.stack(short).any(0)
+        missing = missing_of_modes(separable.modes, x)
+        poor = torch.stack(missing.is_short).any(0)
         if not poor.any():
             return None
         if not self._warned_out_of_domain:
             self._warned_out_of_domain = True
-            dims = [d for d, flags in enumerate(short) if flags.any()]
+            dims = [d for d, flags in enumerate(missing.is_short) if flags.any()]
             warnings.warn(
                 f"The basis represents less than {1 - MAX_MISSING:.0%} of the prior variance at {int(poor.sum())} of "
                 f"{poor.numel()} points, because of input dimensions {dims}: they lie near or outside the edge of the "
@@ -596,7 +582,7 @@ class TKRR(GP):
                 OutOfDomainWarning,
                 stacklevel=3,
             )
-        return torch.where(poor, separable.outputscale() * (total - kept), torch.zeros_like(total))
+        return separable.outputscale() * missing.variance
 
     # State
 
@@ -687,8 +673,3 @@ def _checked(x: Tensor, y: Tensor) -> tuple[tuple[Tensor], Tensor]:
         first = int((~torch.isfinite(y)).nonzero()[0, 0])
         raise InputError(f"The targets hold NaN or infinite values (the first is in row {first}). Drop these rows.")
     return (x.detach(),), y.detach()
-
-
-def _represented(mode: Mode, x: Tensor) -> Tensor:
-    """:meth:`Mode.represented_variance` at detached variances."""
-    return mode.basis(x).square() @ mode.variances().detach()

@@ -5,15 +5,18 @@ import torch
 
 from gpytorch_tkrr.cp.conditional import Conditional, whitened_precision
 from gpytorch_tkrr.errors import InputError
+from gpytorch_tkrr.features.covariance import Covariance
 
 
-def test_whitened_precision():
+@pytest.mark.parametrize("mixing", [None, torch.randn(3, 3, dtype=torch.float64)], ids=["diagonal", "dense"])
+def test_whitened_precision(mixing):
     gram = torch.randn(6, 6, dtype=torch.float64)
     gram = gram @ gram.mT
-    variances, prior = torch.rand(3, dtype=torch.float64), torch.eye(2, dtype=torch.float64) + 0.3
-    root = torch.kron(torch.eye(2, dtype=torch.float64), variances.sqrt().diag())
-    expected = root @ gram @ root + torch.kron(prior, torch.eye(3, dtype=torch.float64))
-    torch.testing.assert_close(whitened_precision(gram.reshape(2, 3, 2, 3), variances, prior), expected)
+    covariance = Covariance(torch.rand(3, dtype=torch.float64), mixing)
+    prior, eye = torch.eye(2, dtype=torch.float64) + 0.3, torch.eye(3, dtype=torch.float64)
+    root = torch.kron(torch.eye(2, dtype=torch.float64), covariance.unwhiten(eye).mT.contiguous())
+    expected = root.mT @ gram @ root + torch.kron(prior, eye)
+    torch.testing.assert_close(whitened_precision(gram.reshape(2, 3, 2, 3), covariance, prior), expected)
 
 
 def test_solve_logdet_draw_and_covariance():

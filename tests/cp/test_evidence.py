@@ -8,41 +8,45 @@ from torch.distributions import MultivariateNormal
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.cp.evidence import FactorData, log_evidence
+from gpytorch_tkrr.features.covariance import Covariance
 
 
-def random_problem(num_rows=30, rank=2, size=4):
+def random_problem(dense=False, num_rows=30, rank=2, size=4):
     design = torch.randn(num_rows, rank * size, dtype=torch.float64)
     y = torch.randn(num_rows, dtype=torch.float64)
     gram = (design.mT @ design).reshape(rank, size, rank, size)
     data = FactorData(gram, (design.mT @ y).reshape(rank, size), y @ y, torch.tensor(float(num_rows)))
-    variances = torch.rand(size, dtype=torch.float64) + 0.1
+    covariance = Covariance(torch.rand(size, dtype=torch.float64) + 0.1)
+    if dense:
+        covariance = Covariance(covariance.variances, torch.randn(size, size, dtype=torch.float64))
     root = torch.randn(rank, rank, dtype=torch.float64)
-    return design, y, data, variances, root @ root.mT + torch.eye(rank, dtype=torch.float64)
+    return design, y, data, covariance, root @ root.mT + torch.eye(rank, dtype=torch.float64)
 
 
-def test_log_evidence_is_the_dense_gaussian_one():
-    design, y, data, variances, prior = random_problem()
+@pytest.mark.parametrize("dense", [False, True])
+def test_log_evidence_is_the_dense_gaussian_one(dense):
+    design, y, data, weights, prior = random_problem(dense)
     noise = torch.tensor(0.3, dtype=torch.float64)
-    covariance = design @ torch.kron(torch.linalg.inv(prior).contiguous(), variances.diag()) @ design.mT
-    dense = MultivariateNormal(torch.zeros(30).double(), covariance + noise * torch.eye(30).double()).log_prob(y)
-    torch.testing.assert_close(log_evidence(data, variances, prior, noise), dense)
+    covariance = design @ torch.kron(torch.linalg.inv(prior).contiguous(), weights.to_dense()) @ design.mT
+    expected = MultivariateNormal(torch.zeros(30).double(), covariance + noise * torch.eye(30).double()).log_prob(y)
+    torch.testing.assert_close(log_evidence(data, weights, prior, noise), expected)
 
 
 def test_log_evidence_gradients():
-    _, _, data, variances, prior = random_problem()
+    _, _, data, covariance, prior = random_problem(dense=True)
     noise = torch.tensor(0.3, dtype=torch.float64)
-    inputs = (variances.requires_grad_(), prior.requires_grad_(), noise.requires_grad_())
+    parts = (covariance.variances, covariance.mixing, prior, noise)
 
-    def function(v, q, s):
-        return log_evidence(data, v, (q + q.mT) / 2, s)
+    def function(v, t, q, s):
+        return log_evidence(data, Covariance(v, t), (q + q.mT) / 2, s)
 
-    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradcheck(function, [part.requires_grad_() for part in parts])
 
 
 def test_a_vanishing_variance_does_not_spoil_the_gradient():
-    _, _, data, variances, prior = random_problem()
-    variances = torch.cat([variances[:-1], torch.zeros(1)]).requires_grad_()
-    value = log_evidence(data, variances, prior, torch.tensor(0.3, dtype=torch.float64))
+    _, _, data, covariance, prior = random_problem()
+    variances = torch.cat([covariance.variances[:-1], torch.zeros(1)]).requires_grad_()
+    value = log_evidence(data, Covariance(variances), prior, torch.tensor(0.3, dtype=torch.float64))
     (gradient,) = torch.autograd.grad(value, variances)
     assert torch.isfinite(value) and torch.isfinite(gradient).all()
 

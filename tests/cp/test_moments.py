@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from chebyshev import ChebyshevBasis
 
 from gpytorch_tkrr.cp.moments import MomentTable
 from gpytorch_tkrr.features.basis import ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
@@ -13,6 +14,9 @@ BASES = {
     "one harmonic": FourierBasis(0.7, 1),
     "constant": ConstantBasis(),
     "cubic": MonomialBasis(3, 0.2),
+    "powers": MonomialBasis(range(4), 0.2),
+    "a basis of one's own": ChebyshevBasis(9),
+    "with a constant": ConcatenatedBasis(ConstantBasis(), ChebyshevBasis(6)),
     "anova": ConcatenatedBasis(ConstantBasis(), MonomialBasis(1, 0.3), SineBasis(0.1, 1.5, 9)),
     "everything": ConcatenatedBasis(ConstantBasis(), FourierBasis(0.5, 4), MonomialBasis(1), SineBasis(0.0, 1.3, 7)),
 }
@@ -38,3 +42,4 @@ def test_number_of_moments_is_linear_in_the_number_of_functions():
     assert MomentTable(FourierBasis(1.0, 20)).num_moments == 81
     anova = ConcatenatedBasis(ConstantBasis(), MonomialBasis(), SineBasis(0.0, 1.0, 40))
     assert MomentTable(anova).num_moments == 81 + 2 * 40 + 3
+    assert MomentTable(ChebyshevBasis(40)).num_moments == 79

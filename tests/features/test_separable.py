@@ -141,8 +141,8 @@ def test_one_dimensional_matern_is_not_radial():
     "kernel, message",
     [
         (lambda: rbf(0) + rbf(1), "sum over input dimensions"),
-        (lambda: scaled(rbf(0, 1) + rbf(0, 1), 1.0), r"ScaleKernel.base_kernel: a sum"),
-        (lambda: ProductKernel(rbf(0), AdditiveKernel(rbf(1), rbf(2))), r"kernels\[1\]: a sum"),
+        (lambda: scaled(rbf(0, 1) + rbf(0, 1), 1.0), r"ScaleKernel.base_kernel: AdditiveKernel is a sum"),
+        (lambda: ProductKernel(rbf(0), AdditiveKernel(rbf(1), rbf(2))), r"kernels\[1\]: AdditiveKernel is a sum"),
         (lambda: LinearKernel(), "LinearKernel over 3"),
         (lambda: rbf(0, 1) * rbf(1), "two factors"),
         (lambda: RBFKernel(batch_shape=torch.Size([2])), "batch_shape"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from chebyshev import ChebyshevBasis
 from gpytorch.kernels import AdditiveKernel, LinearKernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpytorch_tkrr import Domain, FullTensor, HilbertKernel, HyperbolicCross, TotalDegree
+from gpytorch_tkrr.features.expansion import OneInput, Term
 from gpytorch_tkrr.hilbert.gram import BATCH_ROWS, GramCache, differentiable_gram, gram
 
 
@@ -108,3 +110,34 @@ def test_gradient_in_the_weights(shape):
     cache = GramCache(expansion, x, features)
     weights = torch.rand(*shape, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda w: differentiable_gram(cache, features, w), (weights,))
+
+
+class ChebyshevTerm(Term):
+    basis = ChebyshevBasis(12)
+
+    def variances(self):
+        return torch.ones(12, dtype=torch.float64)
+
+    def prior_variance(self, x):
+        return torch.ones(1, dtype=torch.float64)
+
+
+def test_a_basis_of_ones_own_brings_its_identity(monkeypatch):
+    expansion = OneInput(1, ChebyshevTerm())
+    x = 2 * torch.rand(50, 2, dtype=torch.float64) - 1
+    features, weights = expansion.features(x), torch.rand(50, dtype=torch.float64)
+    calls = []
+    original = ChebyshevBasis.moments
+    monkeypatch.setattr(ChebyshevBasis, "moments", lambda self, x: (calls.append(1), original(self, x))[1])
+    assert_equal(gram(expansion, x, features, weights), dense(features, weights))
+    assert calls
+
+
+@pytest.mark.parametrize("batch_shape", [(), (2,)])
+def test_functions_of_a_period(batch_shape):
+    base = PeriodicKernel(batch_shape=torch.Size(batch_shape)).double()
+    base.period_length = torch.tensor([0.7, 1.3])[: len(batch_shape) + 1].reshape(*batch_shape, 1, 1)
+    expansion = make_expansion(1, 12, base=base)
+    x = torch.rand(40, 1, dtype=torch.float64)
+    features = expansion.features(x).detach()
+    assert_equal(gram(expansion, x, features), dense(features))

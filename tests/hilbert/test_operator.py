@@ -200,7 +200,9 @@ class _CrossCase(RectangularLinearOperatorTestCase):
     def create_linear_op(self):
         x1, x2 = torch.randn(*self.batch_shape, 4, 1), torch.randn(*self.batch_shape, 6, 1)
         variances = (torch.rand(*self.batch_shape, 3) + 0.5).requires_grad_(True)
-        return HilbertCrossLinearOperator(x1.requires_grad_(True), x2.requires_grad_(True), variances, _Angles())
+        return HilbertCrossLinearOperator(
+            x1.requires_grad_(True), x2.requires_grad_(True), variances, expansion=_Angles()
+        )
 
     def evaluate_linear_op(self, linear_op):
         left = _Angles.features(linear_op.x1) * linear_op.variances.double().unsqueeze(-2)

@@ -13,7 +13,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from models import GP, wavy_data
 
 from gpytorch_tkrr import DenseFallbackWarning, Domain, DomainError, HilbertKernel, InputError, OutOfDomainWarning
-from gpytorch_tkrr.hilbert.prediction import HilbertPredictionStrategy, WeightPosterior
+from gpytorch_tkrr.hilbert.prediction import HilbertPredictionStrategy
+from gpytorch_tkrr.hilbert.weights import WeightPosterior
 
 pytestmark = pytest.mark.filterwarnings("ignore:The input matches the stored training data")
 

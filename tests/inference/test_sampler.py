@@ -14,6 +14,7 @@ from gpytorch_tkrr import Domain
 from gpytorch_tkrr.cp.design import Design
 from gpytorch_tkrr.data.source import TensorSource
 from gpytorch_tkrr.data.training import TrainingData
+from gpytorch_tkrr.features.covariance import Covariance
 from gpytorch_tkrr.features.separable import separate
 from gpytorch_tkrr.inference.hyperparameters import Hyperparameters
 from gpytorch_tkrr.inference.sampler import FactorConditional, GibbsSampler, GibbsState
@@ -22,18 +23,24 @@ from gpytorch_tkrr.model.likelihoods.noise import NoiseModel, truncated_inverse_
 from gpytorch_tkrr.model.likelihoods.probit import ProbitAugmentation
 
 
-def test_conditional_of_a_factor_equals_the_dense_gaussian():
+def random_covariance(size, dense):
+    mixing = torch.randn(size, size, dtype=torch.float64) if dense else None
+    return Covariance(torch.rand(size, dtype=torch.float64) + 0.1, mixing)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_conditional_of_a_factor_equals_the_dense_gaussian(dense):
     rank, size, num = 3, 4, 30
     design = torch.randn(num, rank, size, dtype=torch.float64)
     y = torch.randn(num, dtype=torch.float64)
-    variances = torch.rand(size, dtype=torch.float64) + 0.1
+    covariance = random_covariance(size, dense)
     prior = torch.rand(rank, dtype=torch.float64) + 0.5
     noise = 0.3
     rows = design.reshape(num, -1)
     conditional = FactorConditional(
-        (rows.mT @ rows).reshape(rank, size, rank, size), (y @ rows).reshape(rank, size), variances, prior, noise
+        (rows.mT @ rows).reshape(rank, size, rank, size), (y @ rows).reshape(rank, size), covariance, prior, noise
     )
-    precision = rows.mT @ rows / noise + torch.diag((prior.unsqueeze(-1) / variances).flatten())
+    precision = rows.mT @ rows / noise + torch.kron(prior.diag(), covariance.to_dense().inverse().contiguous())
     mean = torch.linalg.solve(precision, rows.mT @ y / noise)
     torch.testing.assert_close(conditional.draw(torch.zeros(rank, size, dtype=torch.float64)).flatten(), mean)
     unit = torch.eye(rank * size, dtype=torch.float64).reshape(-1, rank, size)
@@ -41,17 +48,18 @@ def test_conditional_of_a_factor_equals_the_dense_gaussian():
     torch.testing.assert_close(root @ root.mT, torch.linalg.inv(precision))
 
 
-def test_evidence_differs_from_the_dense_log_density_by_a_constant():
+@pytest.mark.parametrize("dense", [False, True])
+def test_evidence_differs_from_the_dense_log_density_by_a_constant(dense):
     rank, size, num = 2, 3, 20
     rows = torch.randn(num, rank * size, dtype=torch.float64)
     y = torch.randn(num, dtype=torch.float64)
     gram, rhs = (rows.mT @ rows).reshape(rank, size, rank, size), (y @ rows).reshape(rank, size)
     differences = []
     for _ in range(3):
-        variances, prior = torch.rand(size, dtype=torch.float64) + 0.1, torch.rand(rank, dtype=torch.float64) + 0.5
-        covariance = rows @ torch.diag((variances / prior.unsqueeze(-1)).flatten()) @ rows.mT + 0.4 * torch.eye(num)
-        dense = torch.distributions.MultivariateNormal(torch.zeros(num).double(), covariance).log_prob(y)
-        differences.append(FactorConditional(gram, rhs, variances, prior, 0.4).log_evidence - float(dense))
+        weights, prior = random_covariance(size, dense), torch.rand(rank, dtype=torch.float64) + 0.5
+        covariance = rows @ torch.kron((1 / prior).diag(), weights.to_dense()) @ rows.mT + 0.4 * torch.eye(num)
+        exact = torch.distributions.MultivariateNormal(torch.zeros(num).double(), covariance).log_prob(y)
+        differences.append(FactorConditional(gram, rhs, weights, prior, 0.4).log_evidence - float(exact))
     np.testing.assert_allclose(differences, differences[0], rtol=1e-9)
 
 
@@ -128,7 +136,7 @@ class _Problem:
             torch.from_numpy(rng.standard_normal((self.rank, len(v))))
             * (v * sampler.prior_factor).sqrt()
             / precisions.unsqueeze(-1).sqrt()
-            for v in sampler.variances
+            for v in (covariance.variances for covariance in sampler.covariances)
         ]
         noise = float(scipy.stats.lognorm(0.5, scale=0.2).rvs(random_state=rng)) if self.offset is None else 1.0
         parameters = {"noise": torch.tensor(noise, dtype=torch.float64)}

@@ -18,7 +18,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.priors import LogNormalPrior
 
 from gpytorch_tkrr import TKRR, Domain, fit_gibbs
-from gpytorch_tkrr.features.box import MAX_MISSING
+from gpytorch_tkrr.features.represented import MAX_MISSING
 from gpytorch_tkrr.inference.priors import TAU_SHAPE
 
 NUM_DIMS, RANK, NUM_BASIS, NUM_ROWS = 2, 2, 6, 15
