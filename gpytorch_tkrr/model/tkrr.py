@@ -374,14 +374,13 @@ class TKRR(GP):
             raise NotFittedError("The model has not been fitted. Call gpytorch_tkrr.fit_als(model) first.")
         return self._posterior
 
-    def set_posterior(self, posterior: Any, penalty: Penalty | None = None) -> None:
+    def set_posterior(self, posterior: Posterior, penalty: Penalty | None = None) -> None:
         """
         Hand the model a posterior; done by the fit functions.
 
         :param posterior: The posterior.
         :param penalty: The penalty it was fitted with, where there is one.
         """
-        posterior.bases = [mode.basis for mode in self.separate().modes]
         self._posterior = posterior
         self._penalty = penalty if penalty is not None else self._penalty
         self.is_stale = False
