@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -85,6 +85,11 @@ class Expansion(ABC):
         :return: `(..., N)`, or `(..., 1)` where it does not depend on x.
         """
 
+    @property
+    @abstractmethod
+    def structure(self) -> Hashable:
+        """Which functions the features are, all but the values of :meth:`basis_parameters`."""
+
     def leaves(self, share: float = 1.0) -> Iterator[tuple[Expansion, float]]:
         """All leaves, each with its share of an error budget: factors of a product divide it."""
         yield self, share
@@ -147,6 +152,10 @@ class Sines(Expansion):
             total = total + kernel.forward(torch.zeros_like(end), end, diag=True).double()
         return total
 
+    @property
+    def structure(self) -> Hashable:
+        return type(self), self.box.columns, self.box.num_basis, self.box.index_set
+
     def prior_variance(self, x: Tensor) -> Tensor:
         return self.covariance(torch.zeros(1, len(self.box.columns), dtype=torch.float64, device=x.device))
 
@@ -174,6 +183,10 @@ class Constant(Expansion):
     def variances(self) -> Tensor:
         return self.kernel.constant.double()
 
+    @property
+    def structure(self) -> Hashable:
+        return type(self)
+
     def prior_variance(self, x: Tensor) -> Tensor:
         return self.variances()
 
@@ -200,6 +213,10 @@ class Linear(Expansion):
     def variances(self) -> Tensor:
         variance = self.kernel.variance.double().squeeze(-2)
         return variance.expand(*variance.shape[:-1], len(self.columns))
+
+    @property
+    def structure(self) -> Hashable:
+        return type(self), self.columns
 
     def prior_variance(self, x: Tensor) -> Tensor:
         return (self.features(x).square() * self.variances().unsqueeze(-2)).sum(-1)
@@ -246,6 +263,10 @@ class Polynomial(Expansion):
     def variances(self) -> Tensor:
         degree = self.exponents.sum(-1).to(self.kernel.offset.device)
         return self.coefficients.to(degree.device) * self.kernel.offset.double() ** (self.power - degree)
+
+    @property
+    def structure(self) -> Hashable:
+        return type(self), self.columns, self.power
 
     def prior_variance(self, x: Tensor) -> Tensor:
         norm = x[..., list(self.columns)].double().square().sum(-1)
@@ -297,6 +318,10 @@ class Periodic(Expansion):
             factors.append(torch.cat([q[..., :1], q[..., 1:].repeat_interleave(2, dim=-1)], dim=-1))
         return reduce(_all_pairs, factors)
 
+    @property
+    def structure(self) -> Hashable:
+        return type(self), self.box.columns, tuple(self.num_harmonics)
+
     def prior_variance(self, x: Tensor) -> Tensor:
         return torch.ones_like(self.concentration(0)).unsqueeze(-1)
 
@@ -326,6 +351,10 @@ class Scaled(Expansion):
     def variances(self) -> Tensor:
         return self.kernel.outputscale.double().unsqueeze(-1) * self.base.variances()
 
+    @property
+    def structure(self) -> Hashable:
+        return self.base.structure
+
     def prior_variance(self, x: Tensor) -> Tensor:
         return self.kernel.outputscale.double().unsqueeze(-1) * self.base.prior_variance(x)
 
@@ -339,6 +368,10 @@ class Scaled(Expansion):
 class _Composite(Expansion):
     def __init__(self, parts: Sequence[Expansion]):
         self.parts = list(parts)
+
+    @property
+    def structure(self) -> Hashable:
+        return type(self), *(part.structure for part in self.parts)
 
     def basis_parameters(self) -> list[Tensor]:
         return [parameter for part in self.parts for parameter in part.basis_parameters()]

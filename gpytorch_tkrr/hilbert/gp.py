@@ -162,7 +162,7 @@ class HilbertGP(GP):
             posterior = self.sums.posterior(self._variances(), self._constant(), self.likelihood.noise)
         prior = self.forward(self.train_inputs[0])
         strategy = HilbertPredictionStrategy(
-            self.train_inputs, prior, self.train_targets, self.likelihood, self.covar_module, posterior
+            self.train_inputs, prior, self.train_targets, self.likelihood, self.covar_module, posterior=posterior
         )
         if is_detached:
             self._strategy = strategy

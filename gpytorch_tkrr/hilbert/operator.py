@@ -229,6 +229,8 @@ class HilbertLinearOperator(LinearOperator):
     def __add__(self, other: Any) -> LinearOperator:
         if isinstance(other, DiagLinearOperator):
             return HilbertAddedDiagLinearOperator(self, other)
+        if isinstance(other, HilbertAddedDiagLinearOperator):
+            return HilbertAddedDiagLinearOperator(self + other.low_rank, other._diag_tensor)
         if isinstance(other, HilbertLinearOperator):
             return self.__class__(
                 concatenate([self.features.double(), other.features.double()]),
@@ -460,6 +462,8 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
     def __add__(self, other: Any) -> LinearOperator:
         if isinstance(other, DiagLinearOperator):
             return self.__class__(self._linear_op, self._diag_tensor + other)
+        if isinstance(other, (HilbertLinearOperator, HilbertAddedDiagLinearOperator)):
+            return self._linear_op + other + self._diag_tensor
         return AddedDiagLinearOperator(self._linear_op + other, self._diag_tensor)
 
     @cached

@@ -1,0 +1,186 @@
+r"""Box and counts that follow a kernel's hyperparameters, so that an error bound holds while they are trained."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+from ..errors import UnsupportedKernelError
+from ..features.box import MAX_CHOSEN_FUNCTIONS, basis_size, needed_basis
+from ..features.domain import Domain
+from ..features.expansion import Expansion
+
+#: By which factor lengthscales may grow or shrink before box and counts are chosen again.
+HEADROOM = 1.3
+
+#: A basis with less than this part of the present functions takes the place of the present one.
+SHRINKAGE = 0.5
+
+#: Smaller bases do not shrink: there is nothing to be gained.
+SMALL = 64
+
+#: How far a raw parameter moves (about its relative change) before it is asked again whether the basis could be smaller,
+#: or, where the largest size is reached, whether another one is better.
+MARGIN = 0.5
+
+#: The largest relative error that a basis is chosen for where the wanted one takes too many functions.
+LARGEST_TOLERANCE = 0.5
+
+_NUM_PROBES = 24
+
+
+class Tolerance:
+    r"""
+    An error bound over a range of inputs, :math:`\max |K_\text{approx} - K| \le \text{tol} \cdot \max k(x, x)`, and when
+    it asks for another basis.
+
+    Whether the bound holds is measured on the diagonal, at the corners of the range and at points within it, which costs
+    next to nothing: what truncation leaves out is a positive definite kernel, largest there, and so are the images of
+    the ends of the box. Only where it does not hold, or hyperparameters have moved far, a basis is chosen anew.
+
+    :param lower: Lower ends of the range `(D,)`.
+    :param upper: Upper ends of the range `(D,)`.
+    :param tol: The relative error.
+    """
+
+    def __init__(self, lower: Tensor, upper: Tensor, tol: float):
+        if not 0 < tol < 1:
+            raise ValueError(f"tol is a relative error between 0 and 1; got {tol}.")
+        self.tol = tol
+        self.lower, self.upper = lower.detach().double().cpu(), upper.detach().double().cpu()
+        self.num_needed = 0  # functions that the last choice would have needed without a limit
+        self.num_choices = 0
+        self._parameters: list[Tensor] = []  # at the last choice
+        self._is_settled = False  # the last choice was the best that there is
+        self._probes = self._make_probes()
+
+    def _make_probes(self) -> Tensor:
+        num_dims = len(self.lower)
+        corners = torch.tensor(list(itertools.islice(itertools.product((0.0, 1.0), repeat=num_dims), _NUM_PROBES)))
+        inside = SobolEngine(num_dims).draw(_NUM_PROBES)
+        return self.lower + (self.upper - self.lower) * torch.cat([corners, inside]).double()
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the bound takes more functions than are allowed."""
+        return self.num_needed > MAX_CHOSEN_FUNCTIONS
+
+    def include(self, x: Tensor) -> None:
+        """
+        Widen the range to given inputs.
+
+        :param x: `(..., N, D)`.
+        """
+        x = x.detach().reshape(-1, x.shape[-1])
+        lower, upper = x.amin(0).double().cpu(), x.amax(0).double().cpu()
+        if bool((lower < self.lower).any() or (upper > self.upper).any()):
+            self.lower, self.upper = lower.minimum(self.lower), upper.maximum(self.upper)
+            self._probes, self._is_settled = self._make_probes(), False
+
+    @torch.no_grad()
+    def error(self, expansion: Expansion, variances: Tensor) -> float:
+        """
+        The relative error of the prior variance at the probes, the largest of a batch.
+
+        :param expansion: The features.
+        :param variances: Their variances `(..., M)`.
+        """
+        probes = self._probes.to(variances.device)
+        exact = expansion.prior_variance(probes)
+        represented = (expansion.features(probes).square() * variances.unsqueeze(-2)).sum(-1)
+        error, scale = (exact - represented).abs().amax(-1), exact.amax(-1)
+        return float(torch.where(error == 0, error, error / scale).max())
+
+    @torch.no_grad()
+    def revise(self, kernel: Kernel, expansion: Expansion, variances: Tensor) -> tuple[Domain, list[int]] | None:
+        """
+        Another box and other counts, where the present hyperparameters ask for them.
+
+        :param kernel: The kernel that is expanded.
+        :param expansion: Its present expansion.
+        :param variances: Its present variances `(..., M)`.
+        """
+        has_moved = self._has_moved(kernel)
+        too_large = self.error(expansion, variances) > self.tol
+        if not (has_moved or (too_large and not self._is_settled)):
+            return None
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in kernel.parameters()):
+            return None
+        if not too_large and expansion.num_functions <= SMALL:
+            return None
+        parameters = _copy(kernel)
+        try:
+            domain, num_basis = self.choose(kernel)
+        except UnsupportedKernelError:  # no box is large enough at these hyperparameters: what is missing is counted
+            self._parameters, self._is_settled = parameters, True
+            return None
+        self._parameters, self._is_settled = parameters, False
+        if not too_large and basis_size(kernel, domain, num_basis) > SHRINKAGE * expansion.num_functions:
+            return None
+        self._is_settled = self.is_limited or too_large and expansion.num_functions == basis_size(
+            kernel, domain, num_basis
+        )
+        self.num_choices += 1
+        return domain, num_basis
+
+    def choose(self, kernel: Kernel) -> tuple[Domain, list[int]]:
+        """
+        A basis for the present hyperparameters, with headroom.
+
+        Where the bound takes too many functions: one for the smallest error that the largest number of them permits.
+
+        :param kernel: The kernel that is expanded.
+        """
+        tol = self.tol
+        domain, num_basis = needed_basis(kernel, self.lower, self.upper, tol)
+        size = self.num_needed = basis_size(kernel, domain, num_basis)
+        while size > MAX_CHOSEN_FUNCTIONS and tol < LARGEST_TOLERANCE:
+            tol = min(2 * tol, LARGEST_TOLERANCE)
+            domain, num_basis = needed_basis(kernel, self.lower, self.upper, tol)
+            size = basis_size(kernel, domain, num_basis)
+        while size > MAX_CHOSEN_FUNCTIONS and max(num_basis) > 1:
+            num_basis = [max(int(0.9 * m), 1) for m in num_basis]
+            size = basis_size(kernel, domain, num_basis)
+        for factor in (HEADROOM, math.sqrt(HEADROOM)):
+            roomy = self._with_headroom(domain, num_basis, factor)
+            if basis_size(kernel, *roomy) <= MAX_CHOSEN_FUNCTIONS:
+                return roomy
+        return domain, num_basis
+
+    def _with_headroom(self, domain: Domain, num_basis: list[int], factor: float) -> tuple[Domain, list[int]]:
+        """The basis for lengthscales up to `factor` times longer or shorter."""
+        center, half_width = domain.sides(len(num_basis))
+        half_range = (self.upper - self.lower) / 2
+        wider = half_range + factor * (half_width - half_range)
+        counts = [math.ceil(m * factor * float(r)) for m, r in zip(num_basis, wider / half_width, strict=True)]
+        return Domain(center, wider), counts
+
+    def _has_moved(self, kernel: Kernel) -> bool:
+        """Whether a raw parameter is far from where it was at the last choice."""
+        parameters = list(kernel.parameters())
+        if [p.shape for p in parameters] != [p.shape for p in self._parameters]:
+            return True
+        return any(
+            bool(((new - old.to(new)).abs() > MARGIN).any())
+            for new, old in zip(parameters, self._parameters, strict=True)
+        )
+
+    def start(self, kernel: Kernel) -> tuple[Domain, list[int]]:
+        """
+        The first basis.
+
+        :param kernel: The kernel that is expanded.
+        """
+        self._parameters = _copy(kernel)
+        choice = self.choose(kernel)
+        self._is_settled = self.is_limited
+        return choice
+
+
+def _copy(kernel: Kernel) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in kernel.parameters()]
