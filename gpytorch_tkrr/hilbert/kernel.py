@@ -38,7 +38,7 @@ from ..features.expansion import Box, Expansion, Sines, expand_child
 from ..features.index_set import MAX_FUNCTIONS, FullTensor, IndexSet, as_num_basis
 from .gram import GramCache
 from .operator import HilbertCrossLinearOperator, HilbertLinearOperator, RefusedLinearOperator
-from .prediction import HilbertPredictionStrategy
+from .prediction import HilbertPredictionStrategy, split_covariance
 from .rejection import reject_failed_steps
 from .tolerance import Tolerance
 from .twin import random_twin
@@ -303,7 +303,7 @@ class HilbertKernel(Kernel):
         try:
             evaluated = covariance.evaluate_kernel()
             if isinstance(covariance, LazyEvaluatedKernelTensor):
-                self.check_approximation(covariance.x1)
+                self.check_approximation(covariance.x1, split_covariance(evaluated)[0].features)
             return evaluated
         finally:
             self.training = mode
@@ -411,20 +411,21 @@ class HilbertKernel(Kernel):
         )
 
     @torch.no_grad()
-    def check_approximation(self, x: Tensor) -> None:
+    def check_approximation(self, x: Tensor, features: Tensor) -> None:
         """
         Say so, once per fit, where the basis has been left behind by the hyperparameters.
 
-        :param x: Training inputs `(..., N, D)`, the columns that this kernel sees.
+        :param x: Training inputs `(..., N, D)`, the columns that this kernel sees; of a batch the first is looked at.
+        :param features: Their features `(..., N, M)`.
         """
         if ApproximationWarning in self._warned or self._ignored > 0 or isinstance(self, RandomModuleMixin):
             return
         self._warned.add(ApproximationWarning)
-        x = as_inputs(x)
-        x = x[_spread_rows(x, _NUM_PROBES)]
+        x, features = (tensor[(0,) * (tensor.dim() - 2)] for tensor in (x, features))
+        rows = _spread_rows(x, _NUM_PROBES)
         expansion = self.expansion(x.shape[-1])
-        exact = expansion.prior_variance(x)
-        represented = (expansion.features(x).square() * expansion.variances().unsqueeze(-2)).sum(-1)
+        exact = expansion.prior_variance(x[rows])
+        represented = (features[rows].square() * expansion.variances().unsqueeze(-2)).sum(-1)
         error = float(torch.where(exact > 0, (exact - represented).abs() / exact.clamp_min(1e-300), 0.0).max())
         if error <= self._accepted_error:
             return
@@ -452,6 +453,11 @@ class HilbertKernel(Kernel):
         if mode and not self.training:
             self._warned.clear()  # another fit begins
         return super().train(mode)
+
+    @property
+    def num_revisions(self) -> int:
+        """How often box and counts of :meth:`from_tolerance` have been chosen again."""
+        return 0 if self._tolerance is None else self._tolerance.num_revisions
 
     def expand_batch(self, *sizes: Any) -> HilbertKernel:
         return self._with_base(self.base_kernel.expand_batch(*sizes))

@@ -54,7 +54,7 @@ class Tolerance:
         self.tol = tol
         self.lower, self.upper = lower.detach().double().cpu(), upper.detach().double().cpu()
         self.num_needed = 0  # functions that the last choice would have needed without a limit
-        self.num_choices = 0
+        self.num_revisions = 0
         self._parameters: list[Tensor] = []  # at the last choice
         self._is_settled = False  # the last choice was the best that there is
         self._probes = self._make_probes()
@@ -125,7 +125,7 @@ class Tolerance:
         self._is_settled = self.is_limited or too_large and expansion.num_functions == basis_size(
             kernel, domain, num_basis
         )
-        self.num_choices += 1
+        self.num_revisions += 1
         return domain, num_basis
 
     def choose(self, kernel: Kernel) -> tuple[Domain, list[int]]:

@@ -87,7 +87,10 @@ def features_of(kernel, x):
 
 
 def dense_noise(model):
+    """The likelihood's noise and what the features lack of the prior variance, its mean over the training rows."""
     noise = model.likelihood.noise
+    lacking = unrepresented(model.covar_module, model.train_inputs[0]).mean(-1, keepdim=True).clamp_min(0)
+    noise = noise + lacking
     return noise.expand(*noise.shape[:-1], model.train_targets.shape[-1])
 
 
@@ -107,16 +110,15 @@ def dense_posterior(model, test_x, noise=None):
     residual = (y - model.mean_module(x)).unsqueeze(-1)
     mean = model.mean_module(test_x) + (cross @ torch.linalg.solve(covariance, residual)).squeeze(-1)
     covariance = test @ test.mT - cross @ torch.linalg.solve(covariance, cross.mT)
-    return mean, covariance + torch.diag_embed(missing_variance(model.covar_module, test_x))
+    return mean, covariance + torch.diag_embed(unrepresented(model.covar_module, test_x).clamp_min(0))
 
 
-def missing_variance(kernel, x):
-    """What the features lack of the exact kernel's own variance, where that is more than 5 %."""
+def unrepresented(kernel, x):
+    """What the features lack of the exact kernel's own variance."""
     if isinstance(kernel, ScaleKernel):
-        return missing_variance(kernel.base_kernel, x) * kernel.outputscale.unsqueeze(-1)
+        return unrepresented(kernel.base_kernel, x) * kernel.outputscale.unsqueeze(-1)
     exact = kernel.base_kernel(x if kernel.active_dims is None else x[..., kernel.active_dims], diag=True)
-    missing = exact - features_of(kernel, x).square().sum(-1)
-    return torch.where(missing > 0.05 * exact, missing, 0.0)
+    return exact - features_of(kernel, x).square().sum(-1)
 
 
 def assert_close(actual, expected, tolerance=1e-8):
@@ -512,7 +514,7 @@ def test_cache_holds_no_graph():
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     for _ in range(2):
         mll(model(*model.train_inputs), model.train_targets).backward()
-    key, (features, gram_cache) = model.covar_module._cache.content
+    _, key, (features, gram_cache) = model.covar_module._cache.content
     assert not any(tensor.requires_grad for tensor in (*key, features, gram_cache()))
 
 
