@@ -15,8 +15,16 @@ from ..features.box import MAX_CHOSEN_FUNCTIONS, basis_size, needed_basis
 from ..features.domain import Domain
 from ..features.expansion import Expansion
 
-#: By which factor lengthscales may grow or shrink before box and counts are chosen again.
-HEADROOM = 1.3
+#: By which factor lengthscales may grow or shrink before box and counts are chosen again: this for one input, its D-th
+#: root for D inputs, so that headroom costs as much for any number of them.
+HEADROOM = 1.6
+
+#: A basis is chosen anew when its error has grown to this part of the tolerance. A new basis has a smaller one, mostly
+#: much smaller; acting early keeps small what changes in the objective at that moment.
+TRIGGER = 0.3
+
+#: Where the error of a new basis is not that much smaller: by which factor it may grow, up to the tolerance itself.
+GROWTH = 2.0
 
 #: A basis with less than this part of the present functions takes the place of the present one.
 SHRINKAGE = 0.5
@@ -57,6 +65,7 @@ class Tolerance:
         self.num_revisions = 0
         self._parameters: list[Tensor] = []  # at the last choice
         self._is_settled = False  # the last choice was the best that there is
+        self._limit: float | None = None  # of the error, before the present basis is given up
         self._probes = self._make_probes()
 
     def _make_probes(self) -> Tensor:
@@ -105,8 +114,10 @@ class Tolerance:
         :param expansion: Its present expansion.
         :param variances: Its present variances `(..., M)`.
         """
-        has_moved = self._has_moved(kernel)
-        too_large = self.error(expansion, variances) > self.tol
+        has_moved, error = self._has_moved(kernel), self.error(expansion, variances)
+        if self._limit is None:  # the first look at a new basis
+            self._limit = max(TRIGGER * self.tol, min(GROWTH * error, self.tol))
+        too_large = error > self._limit
         if not (has_moved or (too_large and not self._is_settled)):
             return None
         if not all(bool(torch.isfinite(parameter).all()) for parameter in kernel.parameters()):
@@ -126,6 +137,7 @@ class Tolerance:
             kernel, domain, num_basis
         )
         self.num_revisions += 1
+        self._limit = None
         return domain, num_basis
 
     def choose(self, kernel: Kernel) -> tuple[Domain, list[int]]:
@@ -146,8 +158,8 @@ class Tolerance:
         while size > MAX_CHOSEN_FUNCTIONS and max(num_basis) > 1:
             num_basis = [max(int(0.9 * m), 1) for m in num_basis]
             size = basis_size(kernel, domain, num_basis)
-        for factor in (HEADROOM, math.sqrt(HEADROOM)):
-            roomy = self._with_headroom(domain, num_basis, factor)
+        for headroom in (HEADROOM, math.sqrt(HEADROOM)):
+            roomy = self._with_headroom(domain, num_basis, headroom ** (1 / len(num_basis)))
             if basis_size(kernel, *roomy) <= MAX_CHOSEN_FUNCTIONS:
                 return roomy
         return domain, num_basis
