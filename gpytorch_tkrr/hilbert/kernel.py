@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.kernels import Kernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.module import RandomModuleMixin
@@ -41,13 +42,15 @@ from .operator import HilbertCrossLinearOperator, HilbertLinearOperator, Refused
 from .prediction import HilbertPredictionStrategy, split_covariance
 from .rejection import reject_failed_steps
 from .tolerance import Tolerance
+from .transparent import TransparentKernel, make_transparent
 from .twin import random_twin
 
 _NUM_PROBES = 64
+_INNER = "base_kernel."
 _ROUNDING = 1e-10  # of the prior variance: as much is missing by rounding
 
 
-class HilbertKernel(Kernel):
+class HilbertKernel(TransparentKernel):
     r"""
     A deterministic reduced-rank version of another kernel,
 
@@ -102,6 +105,7 @@ class HilbertKernel(Kernel):
         super().__init__(active_dims=active_dims)
         if not isinstance(domain, Domain):
             raise TypeError(f"domain must be a gpytorch_tkrr.Domain; got {type(domain).__name__}.")
+        make_transparent(base_kernel)
         self.base_kernel = base_kernel
         self.domain = domain
         self.index_set = FullTensor() if index_set is None else index_set
@@ -476,6 +480,66 @@ class HilbertKernel(Kernel):
         kernel._batch_shape = torch.Size([])
         kernel._tolerance = None  # a part of this kernel has the same basis
         return kernel
+
+    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """
+        The state of `base_kernel`, under the keys that it has when it is not wrapped; box and counts are in the metadata
+        of the dictionary, which :func:`torch.save` keeps.
+
+        :param args: See :meth:`torch.nn.Module.state_dict`.
+        :param destination: See there.
+        :param prefix: See there.
+        :param keep_vars: See there.
+        """
+        if destination is None:
+            destination = OrderedDict()
+            destination._metadata = OrderedDict()
+        state = super().state_dict(keep_vars=keep_vars)
+        inner = {key[len(_INNER) :]: value for key, value in state.items() if key.startswith(_INNER)}
+        own = {key: value for key, value in state.items() if not key.startswith((_INNER, "domain."))}
+        destination.update({prefix + key: value for key, value in {**own, **inner}.items()})
+        for path, facts in state._metadata.items():
+            if path.startswith(_INNER):
+                destination._metadata[prefix + path[len(_INNER) :]] = facts
+        num_basis = self.num_basis if isinstance(self.num_basis, int) else list(self.num_basis)
+        sides = {"center": self.domain.center.tolist(), "half_width": self.domain.half_width.tolist()}
+        destination._metadata[prefix[:-1]] = {**state._metadata[""], "num_basis": num_basis, **sides}
+        return destination
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+    ) -> None:
+        """Takes the keys of the wrapped kernel, with or without box and counts, and those of older versions."""
+        if not any(key.startswith(f"{prefix}domain.") for key in state_dict):
+            inner = set(self.base_kernel.state_dict())
+            own = {name for name in self._buffers if name not in inner}  # active_dims
+            for key in [key for key in state_dict if key.startswith(prefix) and key[len(prefix) :] not in own]:
+                state_dict[f"{prefix}{_INNER}{key[len(prefix) :]}\0"] = state_dict.pop(key)  # two keys may change places
+            for key in [key for key in state_dict if key.endswith("\0")]:
+                state_dict[key[:-1]] = state_dict.pop(key)
+            if "num_basis" in local_metadata:
+                self._load_basis(local_metadata, errors)
+            elif self._tolerance is not None:
+                self._tolerance.forget()
+            state_dict.update({f"{prefix}domain.{name}": value for name, value in self.domain.state_dict().items()})
+            hidden = {name: value for name, value in self._buffers.items() if name in inner and value is not None}
+            state_dict.update({prefix + name: value for name, value in hidden.items()})
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+
+    def _load_basis(self, facts: Any, errors: list[str]) -> None:
+        sides = (torch.tensor(facts[name], dtype=torch.float64) for name in ("center", "half_width"))
+        domain = Domain(*sides)
+        if domain.num_dims != self.domain.num_dims:
+            errors.append(f"The box has {domain.num_dims} dimensions in the state, and {self.domain.num_dims} here.")
+            return
+        old, self.domain = self.domain, domain.to(self.domain.center.device)
+        try:
+            self.num_basis = facts["num_basis"]
+        except TKRRError as error:
+            self.domain = old
+            errors.append(str(error))
+        if self._tolerance is not None:
+            self._tolerance.accept()
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(super().__getstate__())  # a shallow copy must not share the dictionary itself

@@ -63,7 +63,7 @@ class Tolerance:
         self.lower, self.upper = lower.detach().double().cpu(), upper.detach().double().cpu()
         self.num_needed = 0  # functions that the last choice would have needed without a limit
         self.num_revisions = 0
-        self._parameters: list[Tensor] = []  # at the last choice
+        self._parameters: list[Tensor] | None = []  # at the last choice; None: the present ones
         self._is_settled = False  # the last choice was the best that there is
         self._limit: float | None = None  # of the error, before the present basis is given up
         self._probes = self._make_probes()
@@ -174,6 +174,8 @@ class Tolerance:
 
     def _has_moved(self, kernel: Kernel) -> bool:
         """Whether a raw parameter is far from where it was at the last choice."""
+        if self._parameters is None:
+            self._parameters = _copy(kernel)
         parameters = list(kernel.parameters())
         if [p.shape for p in parameters] != [p.shape for p in self._parameters]:
             return True
@@ -181,6 +183,14 @@ class Tolerance:
             bool(((new - old.to(new)).abs() > MARGIN).any())
             for new, old in zip(parameters, self._parameters, strict=True)
         )
+
+    def accept(self) -> None:
+        """Take the present basis for the choice at the present hyperparameters."""
+        self._parameters, self._limit, self._is_settled = None, None, False
+
+    def forget(self) -> None:
+        """Have the next revision look for a smaller basis, too."""
+        self._parameters, self._limit, self._is_settled = [], None, False
 
     def start(self, kernel: Kernel) -> tuple[Domain, list[int]]:
         """
