@@ -458,6 +458,30 @@ class HilbertKernel(TransparentKernel):
             self._warned.clear()  # another fit begins
         return super().train(mode)
 
+    def basis(self, num_dims: int) -> Tensor:
+        """
+        Centre and half width of the box, and number of sines, `(3, D)`, float64.
+
+        :param num_dims: D.
+        """
+        sides = torch.stack(self.domain.sides(num_dims))
+        counts = (self._num_basis,) * num_dims if isinstance(self._num_basis, int) else self._num_basis
+        return torch.cat([sides, sides.new_tensor(counts).unsqueeze(0)])
+
+    def set_basis(self, basis: Tensor) -> None:
+        """
+        Take another box and other counts, and keep them whatever the hyperparameters ask for.
+
+        :param basis: As :meth:`basis` returns it.
+        """
+        self.keep_basis()
+        self.domain = Domain(basis[0], basis[1])
+        self.num_basis = basis[2].long()
+
+    def keep_basis(self) -> None:
+        """Keep box and counts from now on, whatever the hyperparameters ask for."""
+        self._tolerance = None
+
     @property
     def num_revisions(self) -> int:
         """How often box and counts of :meth:`from_tolerance` have been chosen again."""
