@@ -121,7 +121,7 @@ class HilbertKernel(TransparentKernel):
         cls,
         base_kernel: Kernel,
         x: Tensor,
-        tol: float = 1e-2,
+        tol: float = 3e-3,
         *,
         bounds: Tensor | None = None,
         active_dims: Sequence[int] | Tensor | None = None,

@@ -26,6 +26,11 @@ TRIGGER = 0.3
 #: Where the error of a new basis is not that much smaller: by which factor it may grow, up to the tolerance itself.
 GROWTH = 2.0
 
+#: Where a basis for this part of the tolerance is small, or at most `AFFORDABLE` times as large, it is taken: for smooth
+#: kernels a smaller error costs next to nothing.
+FINER = 1 / 30
+AFFORDABLE = 2.0
+
 #: A basis with less than this part of the present functions takes the place of the present one.
 SHRINKAGE = 0.5
 
@@ -116,7 +121,8 @@ class Tolerance:
         """
         has_moved, error = self._has_moved(kernel), self.error(expansion, variances)
         if self._limit is None:  # the first look at a new basis
-            self._limit = max(TRIGGER * self.tol, min(GROWTH * error, self.tol))
+            self._limit = min(max(GROWTH * error, FINER * self.tol), self.tol)
+            self._limit = max(self._limit, TRIGGER * self.tol) if error > FINER * self.tol else self._limit
         too_large = error > self._limit
         if not (has_moved or (too_large and not self._is_settled)):
             return None
@@ -151,6 +157,10 @@ class Tolerance:
         tol = self.tol
         domain, num_basis = needed_basis(kernel, self.lower, self.upper, tol)
         size = self.num_needed = basis_size(kernel, domain, num_basis)
+        if size <= MAX_CHOSEN_FUNCTIONS / AFFORDABLE:
+            finer = needed_basis(kernel, self.lower, self.upper, FINER * tol)
+            if basis_size(kernel, *finer) <= max(SMALL, AFFORDABLE * size):
+                domain, num_basis = finer
         while size > MAX_CHOSEN_FUNCTIONS and tol < LARGEST_TOLERANCE:
             tol = min(2 * tol, LARGEST_TOLERANCE)
             domain, num_basis = needed_basis(kernel, self.lower, self.upper, tol)
