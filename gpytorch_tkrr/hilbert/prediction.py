@@ -6,7 +6,8 @@ posterior of the weights, :math:`a \mid y \sim N(\mu, R R^\top)` with
 .. math:: \mu = V^{1/2} C^{-1} V^{1/2} \Phi^\top D^{-1} (y - m), \qquad R = V^{1/2} L^{-\top}, \quad C = L L^\top.
 
 All rows that are conditioned on share the mean of the variance that the functions do not represent at them; it is part
-of D. Rows that are added later (fantasies) change that mean, for all rows.
+of D. Rows that are added later (fantasies) change that mean, for all rows; those outside the box, where all functions are
+zero, say nothing about the weights and do not.
 """
 
 from __future__ import annotations
@@ -87,12 +88,14 @@ class AddedRows(NamedTuple):
     :param residual: Targets minus prior mean `(..., m)`.
     :param noise: Variances of the likelihood's noise `(..., m)`.
     :param missing: Variance that the functions do not represent `(..., m)`.
+    :param is_inside: Whether they represent any variance at all `(..., m)`.
     """
 
     features: Tensor
     residual: Tensor
     noise: Tensor
     missing: Tensor
+    is_inside: Tensor
 
 
 class HilbertPredictionStrategy(DefaultPredictionStrategy):
@@ -158,8 +161,10 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
             missing = None if missing is None else missing.detach()
         added = [rows() for rows in self._added]
         total = noise.new_zeros(()) if missing is None else num_train * missing  # (..., 1)
-        count = num_train + sum(rows.missing.shape[-1] for rows in added)
-        total = sum((rows.missing.sum(-1, keepdim=True) for rows in added), total)
+        count = noise.new_full((1,), num_train)
+        for rows in added:
+            total = total + (rows.missing * rows.is_inside).sum(-1, keepdim=True)
+            count = count + rows.is_inside.sum(-1, keepdim=True)
         shared = total / count
         posterior = self._train_posterior(low_rank, residual, noise + shared, labels, nan_policy)
         for rows in added:
@@ -242,9 +247,10 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         def evaluate() -> AddedRows:
             clear_cache_hook(covariance)
             low_rank, missing = split_covariance(covariance.evaluate_kernel())
-            zero = noise.new_zeros(low_rank.shape[:-1])
-            missing = zero if missing is None else missing.double().expand_as(zero)
-            return AddedRows(low_rank.features.double(), (targets - mean).double(), noise, missing)
+            represented = low_rank._diagonal().double()
+            missing = torch.zeros_like(represented) if missing is None else missing.expand_as(represented)
+            is_inside = represented > 1e-12 * missing
+            return AddedRows(low_rank.features.double(), (targets - mean).double(), noise, missing, is_inside)
 
         prior = self.train_prior_dist.__class__(full_mean, full_covariance)
         added = (*self._added, evaluate)
