@@ -26,9 +26,10 @@ TRIGGER = 0.3
 #: Where the error of a new basis is not that much smaller: by which factor it may grow, up to the tolerance itself.
 GROWTH = 2.0
 
-#: Where a basis for this part of the tolerance is small, or at most `AFFORDABLE` times as large, it is taken: for smooth
-#: kernels a smaller error costs next to nothing.
+#: Where a basis for this part of the tolerance has at most `CHEAP` functions, or `AFFORDABLE` times as many, it is taken:
+#: for smooth kernels, and for one input, a smaller error costs next to nothing.
 FINER = 1 / 30
+CHEAP = 256
 AFFORDABLE = 2.0
 
 #: A basis with less than this part of the present functions takes the place of the present one.
@@ -159,7 +160,7 @@ class Tolerance:
         size = self.num_needed = basis_size(kernel, domain, num_basis)
         if size <= MAX_CHOSEN_FUNCTIONS / AFFORDABLE:
             finer = needed_basis(kernel, self.lower, self.upper, FINER * tol)
-            if basis_size(kernel, *finer) <= max(SMALL, AFFORDABLE * size):
+            if basis_size(kernel, *finer) <= max(CHEAP, AFFORDABLE * size):
                 domain, num_basis = finer
         while size > MAX_CHOSEN_FUNCTIONS and tol < LARGEST_TOLERANCE:
             tol = min(2 * tol, LARGEST_TOLERANCE)

@@ -315,7 +315,7 @@ def test_sum_of_two_hilbert_kernels_is_exact(num):
     assert_close(*values, 1e-6)
     test_x = torch.rand(5, 2, dtype=torch.float64)
     posteriors = [m.eval()(test_x) for m in (model, same)]
-    assert_close(posteriors[0].mean, posteriors[1].mean)
+    assert_close(posteriors[0].mean, posteriors[1].mean, 1e-6)
     if num == 30:  # above 800 rows GPyTorch's own strategy solves for this by conjugate gradients
         assert_close(posteriors[0].covariance_matrix, posteriors[1].covariance_matrix, 1e-7)
 

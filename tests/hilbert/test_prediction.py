@@ -385,7 +385,7 @@ def test_fantasies_outside_the_box_carry_no_information(test_x):
 
 
 def test_fantasies_equal_conditioning_where_much_is_missing(test_x):
-    """A third of the prior variance is missing: one rule for rows that were there and rows that come later."""
+    """A quarter of the prior variance is missing: one rule for rows that were there and rows that come later."""
     base = RBFKernel()
     base.lengthscale = 0.1
     model = make_model(40, HilbertKernel(ScaleKernel(base), Domain(0.5, 0.8), [6, 9]))
@@ -403,7 +403,7 @@ def test_fantasies_equal_conditioning_where_much_is_missing(test_x):
         expansion, kernel = model.covar_module.expansion(2), model.covar_module
         train, test = (expansion.features(t) * expansion.variances().sqrt() for t in (x, test_x))
         missing = kernel.outputscale - train.square().sum(-1)
-        assert float((missing / kernel.outputscale).mean().detach()) > 0.3
+        assert float((missing / kernel.outputscale).mean().detach()) > 0.2
         covariance = train @ train.mT + (model.likelihood.noise + missing.mean()) * torch.eye(len(x))
         residual = (y - model.mean_module(x)).unsqueeze(-1)
         mean = model.mean_module(test_x) + (test @ train.mT @ torch.linalg.solve(covariance, residual)).squeeze(-1)
