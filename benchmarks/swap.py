@@ -10,6 +10,8 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import gpytorch
 import torch
@@ -60,7 +62,7 @@ class Problem:
         """Inputs over the range of the data `(n, D)`, its corners among them."""
         num = {1: 201, 2: 21, 3: 8}[self.num_dims]
         x, _ = self.data()
-        sides = [torch.linspace(float(a), float(b), num, dtype=x.dtype) for a, b in zip(x.amin(0), x.amax(0))]
+        sides = [torch.linspace(float(a), float(b), num, dtype=x.dtype) for a, b in zip(*x.aminmax(dim=0), strict=True)]
         return torch.cartesian_prod(*sides).reshape(-1, self.num_dims)
 
 
@@ -105,14 +107,10 @@ PROBLEMS = [
     Problem("Matern 3/2, step, 0 to 20", lambda: ScaleKernel(MaternKernel(nu=1.5)), _step, width=20.0, noise=0.1),
     Problem("RQ, sine", lambda: ScaleKernel(RQKernel()), _wave),
     Problem("RQ, step, 0 to 10", lambda: ScaleKernel(RQKernel()), _step, width=10.0),
-    Problem(
-        "periodic times RBF", lambda: ScaleKernel(PeriodicKernel() * RBFKernel()), _beats, width=5.0, noise=0.1
-    ),
+    Problem("periodic times RBF", lambda: ScaleKernel(PeriodicKernel() * RBFKernel()), _beats, width=5.0, noise=0.1),
     Problem("spectral mixture", _spectral_mixture, _beats, width=2.0, num_rows=150),
     Problem("RBF + Matern 3/2", lambda: ScaleKernel(RBFKernel()) + ScaleKernel(MaternKernel(nu=1.5)), _step),
-    Problem(
-        "RBF, 2-D", lambda: ScaleKernel(RBFKernel(ard_num_dims=2)), _surface, 2, 500, noise=0.1, optimizer="lbfgs"
-    ),
+    Problem("RBF, 2-D", lambda: ScaleKernel(RBFKernel(ard_num_dims=2)), _surface, 2, 500, noise=0.1, optimizer="lbfgs"),
     Problem("Matern 5/2, 2-D", lambda: ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2)), _surface, 2, 500, noise=0.1),
     Problem(
         "Matern 5/2, 2-D, 0 to 10",
@@ -284,14 +282,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="*", help="names of problems; nothing else is measured then")
 
 
+def _add(report: Report, measure: Callable[..., dict[str, float | int | str]], *args: Any) -> None:
+    report.add(**measure(*args))
+
+
 def run(args: argparse.Namespace) -> Report:
-    report = Report("swap", f"The exact GP and its one-line swap, tol = {args.tol:g}: largest differences over the data")
+    report = Report("swap", f"The exact GP and its one-line swap, tol = {args.tol:g}")
     problems = [problem for problem in PROBLEMS if not args.only or problem.name in args.only]
     # Both deterministic: the exact GP by Cholesky at every size.
     with gpytorch.settings.max_cholesky_size(10**6), warnings.catch_warnings():
         warnings.simplefilter("ignore", gpytorch.utils.warnings.NumericalWarning)
         for problem in problems:
-            report.attempt(problem.name, lambda problem=problem: report.add(**compare(problem, args.tol)))
+            report.attempt(problem.name, partial(_add, report, compare, problem, args.tol))
         for name in ("mean", "sd"):
             values = [row[name] for row in report.rows]
             report.notes.append(
@@ -303,9 +305,9 @@ def run(args: argparse.Namespace) -> Report:
         line = next(problem for problem in PROBLEMS if problem.name == "Matern 3/2, step, 0 to 20")
         for problem in (line, surface):
             rows = replace(problem, num_rows=args.rows)
-            report.attempt("speed", lambda rows=rows: report.add(**compare_speed(rows, args.tol, args.repeat)))
+            report.attempt("speed", partial(_add, report, compare_speed, rows, args.tol, args.repeat))
         many = replace(surface, num_rows=args.many_rows)
-        report.attempt("fixed basis", lambda: report.add(**compare_with_fixed(many, args.tol, args.repeat)))
+        report.attempt("fixed basis", partial(_add, report, compare_with_fixed, many, args.tol, args.repeat))
     report.notes.append(
         "mean, sd: largest absolute difference from the exact GP over the data's range, divided by the targets' sd; sd of "
         "new observations. bases: how many were used in the training run. Times are those of whole training runs."

@@ -96,8 +96,8 @@ class FeatureSums(nn.Module):
         r"""
         The mean over all rows of the variance that the functions do not represent, `(..., 1)`.
 
-        Where :math:`k(x, x)` depends on x, a product of such a kernel with a stationary one is judged by the rows at the
-        edges of the data only.
+        Where :math:`k(x, x)` depends on x, a product of such a kernel with a stationary one is judged by the rows at
+        the edges of the data only.
 
         :param expansion: The functions that were summed, with their present variances.
         :param rows: The columns of :attr:`rows` that the expansion sees.
@@ -197,7 +197,9 @@ def collect_sums(kernel: Kernel, source: Source, processes: Processes = ONE_PROC
         piece.reshape_as(part) for piece, part in zip(packed.split([p.numel() for p in parts]), parts, strict=True)
     ]
     part = hilbert_part(kernel)
-    return FeatureSums(*parts, shift, rows, part.basis(rows.shape[-1] if part.active_dims is None else len(part.active_dims)))
+    return FeatureSums(
+        *parts, shift, rows, part.basis(rows.shape[-1] if part.active_dims is None else len(part.active_dims))
+    )
 
 
 def _running_sums(kernel: Kernel, source: Source, device: torch.device) -> Iterator[FeatureSums]:

@@ -35,9 +35,9 @@ class HilbertGP(GP):
     the posterior. Since the rows are gone, `train_inputs` are those at the edges of the data and `train_targets` a
     placeholder without memory.
 
-    With a kernel from :meth:`~gpytorch_tkrr.HilbertKernel.from_tolerance` the data are read again, a handful of times in a
-    training run, when hyperparameters ask for another basis; `data` is kept for that. A copy, and a model that is loaded,
-    have no data to read: their basis stays as it is.
+    With a kernel from :meth:`~gpytorch_tkrr.HilbertKernel.from_tolerance` the data are read again, a handful of times
+    in a training run, when hyperparameters ask for another basis; `data` is kept for that. A copy, and a model that
+    is loaded, have no data to read: their basis stays as it is.
 
     :param data: `(x, y)`, or an iterable of such batches, see `data` of :func:`~gpytorch_tkrr.fit_als`; None for a
         model that is to be loaded from a `state_dict`.
@@ -93,7 +93,8 @@ class HilbertGP(GP):
         _check_kernel(kernel)
         self._source = None if data is None else as_source(data)
         self._processes = as_processes(group)
-        self.sums = FeatureSums.empty() if data is None else collect_sums(kernel, self._source, self._processes)
+        source, processes = self._source, self._processes
+        self.sums = FeatureSums.empty() if source is None else collect_sums(kernel, source, processes)
         if data is not None and mean_module is None:
             self.mean_module.initialize(constant=self.sums.shift + self.sums.total / self.sums.count)
         self._strategy: HilbertPredictionStrategy | None = None

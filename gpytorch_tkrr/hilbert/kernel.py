@@ -66,13 +66,13 @@ class HilbertKernel(TransparentKernel):
 
     What the functions do not represent, :math:`\delta(x) = k(x, x) - \sum_i v_i \phi_i(x)^2`, counts as independent
     variance: at each input by itself in eval mode, and with its mean over the rows for the rows that the model is
-    trained and conditioned on. So nothing is earned in training by leaving variance out. Where more than 5 % is missing,
-    one :class:`~gpytorch_tkrr.OutOfDomainWarning` at new inputs, and one :class:`~gpytorch_tkrr.ApproximationWarning`
-    per fit at the training rows, say so.
+    trained and conditioned on. So nothing is earned in training by leaving variance out. Where more than 5 % is
+    missing, one :class:`~gpytorch_tkrr.OutOfDomainWarning` at new inputs, and one
+    :class:`~gpytorch_tkrr.ApproximationWarning` per fit at the training rows, say so.
 
     Attributes that this kernel does not have itself are those of `base_kernel`: ``kernel.lengthscale``,
-    ``kernel.outputscale`` and their raw parameters are found, and set, where they were before the kernel was wrapped. The
-    `state_dict` has the keys of `base_kernel`'s own; box and counts travel in its metadata.
+    ``kernel.outputscale`` and their raw parameters are found, and set, where they were before the kernel was wrapped.
+    The `state_dict` has the keys of `base_kernel`'s own; box and counts travel in its metadata.
 
     :param base_kernel: The kernel to approximate.
     :param domain: The box; its dimensions are the columns that this kernel sees.
@@ -441,8 +441,8 @@ class HilbertKernel(TransparentKernel):
             remedy = (
                 f"tol={self._tolerance.tol:g} needs about {self._tolerance.num_needed} functions, more than "
                 f"{MAX_CHOSEN_FUNCTIONS}. Ask for a larger tol; or choose by hand with HilbertKernel(kernel, domain, "
-                "num_basis, index_set=HyperbolicCross(limit)); or use the CP-weight model TKRR, whose size is linear in "
-                "the number of dimensions"
+                "num_basis, index_set=HyperbolicCross(limit)); or use the CP-weight model TKRR, whose size is linear "
+                "in the number of dimensions"
             )
         warnings.warn(
             f"HilbertKernel represents the prior variance of its base kernel with a relative error of {error:.2g} at "
@@ -507,8 +507,8 @@ class HilbertKernel(TransparentKernel):
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """
-        The state of `base_kernel`, under the keys that it has when it is not wrapped; box and counts are in the metadata
-        of the dictionary, which :func:`torch.save` keeps.
+        The state of `base_kernel`, under the keys that it has when it is not wrapped; box and counts are in the
+        metadata of the dictionary, which :func:`torch.save` keeps.
 
         :param args: See :meth:`torch.nn.Module.state_dict`.
         :param destination: See there.
@@ -531,14 +531,23 @@ class HilbertKernel(TransparentKernel):
         return destination
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing: Any,
+        unexpected: Any,
+        errors: Any,
     ) -> None:
         """Takes the keys of the wrapped kernel, with or without box and counts, and those of older versions."""
         if not any(key.startswith(f"{prefix}domain.") for key in state_dict):
             inner = set(self.base_kernel.state_dict())
             own = {name for name in self._buffers if name not in inner}  # active_dims
             for key in [key for key in state_dict if key.startswith(prefix) and key[len(prefix) :] not in own]:
-                state_dict[f"{prefix}{_INNER}{key[len(prefix) :]}\0"] = state_dict.pop(key)  # two keys may change places
+                state_dict[f"{prefix}{_INNER}{key[len(prefix) :]}\0"] = state_dict.pop(
+                    key
+                )  # two keys may change places
             for key in [key for key in state_dict if key.endswith("\0")]:
                 state_dict[key[:-1]] = state_dict.pop(key)
             if "num_basis" in local_metadata:

@@ -456,7 +456,9 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
     def _mul_constant(self, other: Tensor) -> LinearOperator:
         low_rank = self._linear_op._mul_constant(other)
         values = self.noise.to(self.dtype) * other.unsqueeze(-1)
-        added = HilbertAddedDiagLinearOperator if isinstance(low_rank, HilbertLinearOperator) else AddedDiagLinearOperator
+        added = (
+            HilbertAddedDiagLinearOperator if isinstance(low_rank, HilbertLinearOperator) else AddedDiagLinearOperator
+        )
         return added(low_rank, diagonal_for(low_rank, values))
 
     def _sum_batch(self, dim: int) -> LinearOperator:

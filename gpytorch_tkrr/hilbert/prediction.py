@@ -6,8 +6,8 @@ posterior of the weights, :math:`a \mid y \sim N(\mu, R R^\top)` with
 .. math:: \mu = V^{1/2} C^{-1} V^{1/2} \Phi^\top D^{-1} (y - m), \qquad R = V^{1/2} L^{-\top}, \quad C = L L^\top.
 
 All rows that are conditioned on share the mean of the variance that the functions do not represent at them; it is part
-of D. Rows that are added later (fantasies) change that mean, for all rows; those outside the box, where all functions are
-zero, say nothing about the weights and do not.
+of D. Rows that are added later (fantasies) change that mean, for all rows; those outside the box, where all functions
+are zero, say nothing about the weights and do not.
 """
 
 from __future__ import annotations

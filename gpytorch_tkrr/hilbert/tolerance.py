@@ -26,8 +26,8 @@ TRIGGER = 0.3
 #: Where the error of a new basis is not that much smaller: by which factor it may grow, up to the tolerance itself.
 GROWTH = 2.0
 
-#: Where a basis for this part of the tolerance has at most `CHEAP` functions, or `AFFORDABLE` times as many, it is taken:
-#: for smooth kernels, and for one input, a smaller error costs next to nothing.
+#: Where a basis for this part of the tolerance has at most `CHEAP` functions, or `AFFORDABLE` times as many, it is
+#: taken: for smooth kernels, and for one input, a smaller error costs next to nothing.
 FINER = 1 / 30
 CHEAP = 256
 AFFORDABLE = 2.0
@@ -38,8 +38,8 @@ SHRINKAGE = 0.5
 #: Smaller bases do not shrink: there is nothing to be gained.
 SMALL = 64
 
-#: How far a raw parameter moves (about its relative change) before it is asked again whether the basis could be smaller,
-#: or, where the largest size is reached, whether another one is better.
+#: How far a raw parameter moves (about its relative change) before it is asked again whether the basis could be
+#: smaller, or, where the largest size is reached, whether another one is better.
 MARGIN = 0.5
 
 #: The largest relative error that a basis is chosen for where the wanted one takes too many functions.
@@ -50,12 +50,13 @@ _NUM_PROBES = 24
 
 class Tolerance:
     r"""
-    An error bound over a range of inputs, :math:`\max |K_\text{approx} - K| \le \text{tol} \cdot \max k(x, x)`, and when
-    it asks for another basis.
+    An error bound over a range of inputs, :math:`\max |K_\text{approx} - K| \le \text{tol} \cdot \max k(x, x)`, and
+    when it asks for another basis.
 
-    Whether the bound holds is measured on the diagonal, at the corners of the range and at points within it, which costs
-    next to nothing: what truncation leaves out is a positive definite kernel, largest there, and so are the images of
-    the ends of the box. Only where it does not hold, or hyperparameters have moved far, a basis is chosen anew.
+    Whether the bound holds is measured on the diagonal, at the corners of the range and at points within it, which
+    costs next to nothing: what truncation leaves out is a positive definite kernel, largest there, and so are the
+    images of the ends of the box. Only where it does not hold, or hyperparameters have moved far, a basis is chosen
+    anew.
 
     :param lower: Lower ends of the range `(D,)`.
     :param upper: Upper ends of the range `(D,)`.
@@ -140,8 +141,8 @@ class Tolerance:
         self._parameters, self._is_settled = parameters, False
         if not too_large and basis_size(kernel, domain, num_basis) > SHRINKAGE * expansion.num_functions:
             return None
-        self._is_settled = self.is_limited or too_large and expansion.num_functions == basis_size(
-            kernel, domain, num_basis
+        self._is_settled = self.is_limited or (
+            too_large and expansion.num_functions == basis_size(kernel, domain, num_basis)
         )
         self.num_revisions += 1
         self._limit = None

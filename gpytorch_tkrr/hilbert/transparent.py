@@ -12,7 +12,8 @@ from torch import Tensor
 
 class TransparentKernel(Kernel):
     """
-    A kernel whose attributes, where it has none of that name, are those of `base_kernel`, and of that one's base kernel.
+    A kernel whose attributes, where it has none of that name, are those of `base_kernel`, and of that one's base
+    kernel.
 
     ``kernel.lengthscale``, ``kernel.raw_outputscale`` and the like are read and set where they live; priors and
     constraints can be registered for them.
@@ -25,7 +26,9 @@ class TransparentKernel(Kernel):
             held = (node._parameters, node._buffers, node._modules, node.__dict__)
             if any(name in names for names in held):
                 return node
-            if isinstance(getattr(type(node), name, None), property) and (name != "lengthscale" or node.has_lengthscale):
+            if isinstance(getattr(type(node), name, None), property) and (
+                name != "lengthscale" or node.has_lengthscale
+            ):
                 return node
             node = node._modules.get("base_kernel")
         return None

@@ -55,7 +55,9 @@ def train(model, optimizer="adam", steps=50, objective=ExactMarginalLogLikelihoo
 def differences(left, right, x, scale):
     left, right = (model.likelihood(model(x)) for model in (left, right))
     with torch.no_grad():
-        return float((left.mean - right.mean).abs().max() / scale), float((left.stddev - right.stddev).abs().max() / scale)
+        return float((left.mean - right.mean).abs().max() / scale), float(
+            (left.stddev - right.stddev).abs().max() / scale
+        )
 
 
 def swap_and_train(kernel, x, y, **kwargs):
