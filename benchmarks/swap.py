@@ -309,7 +309,7 @@ def run(args: argparse.Namespace) -> Report:
         many = replace(surface, num_rows=args.many_rows)
         report.attempt("fixed basis", partial(_add, report, compare_with_fixed, many, args.tol, args.repeat))
     report.notes.append(
-        "mean, sd: largest absolute difference from the exact GP over the data's range, divided by the targets' sd; sd of "
-        "new observations. bases: how many were used in the training run. Times are those of whole training runs."
+        "mean, sd: largest absolute difference from the exact GP over the data's range, divided by the targets' sd; sd "
+        "of new observations. bases: how many were used in the training run. Times are those of whole training runs."
     )
     return report

@@ -327,8 +327,7 @@ def _expand(kernel: Kernel, lower: Tensor, upper: Tensor, num_functions: int | N
         num_functions = NUM_FUNCTIONS.get(num_dims, CROSS_NUM_FUNCTIONS)
     num_basis, index_set = _choose_functions(num_dims, num_functions)
     hilbert = HilbertKernel(kernel, _box_for(kernel, lower, upper), num_basis, index_set=index_set)
-    if not isinstance(index_set, FullTensor):
-        hilbert._ignored = CROSS_IGNORED
+    hilbert._ignored = MAX_MISSING if isinstance(index_set, FullTensor) else CROSS_IGNORED  # bounds keep it there
     return hilbert
 
 
