@@ -279,6 +279,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=int, default=2, help="timings of which the shortest counts")
     parser.add_argument("--rows", type=int, default=2_000, help="rows where the exact GP is timed")
     parser.add_argument("--many-rows", type=int, default=50_000, help="rows where a fixed basis is timed")
+    parser.add_argument("--timed-steps", type=int, default=50, help="steps of training beside the exact GP")
     parser.add_argument("--only", nargs="*", help="names of problems; nothing else is measured then")
 
 
@@ -304,7 +305,7 @@ def run(args: argparse.Namespace) -> Report:
         surface = next(problem for problem in PROBLEMS if problem.name == "Matern 5/2, 2-D")
         line = next(problem for problem in PROBLEMS if problem.name == "Matern 3/2, step, 0 to 20")
         for problem in (line, surface):
-            rows = replace(problem, num_rows=args.rows)
+            rows = replace(problem, num_rows=args.rows, steps=args.timed_steps)
             report.attempt("speed", partial(_add, report, compare_speed, rows, args.tol, args.repeat))
         many = replace(surface, num_rows=args.many_rows)
         report.attempt("fixed basis", partial(_add, report, compare_with_fixed, many, args.tol, args.repeat))
