@@ -160,15 +160,17 @@ class TKRRWarning(UserWarning):
 
 class ApproximationWarning(TKRRWarning):
     """
-    The basis represents the kernel poorly at its current hyperparameters.
+    The basis represents the kernel poorly at its current hyperparameters, after a fit.
 
     Example:
         >>> import warnings, gpytorch, torch, gpytorch_tkrr as tkrr
         >>> kernel = gpytorch.kernels.RBFKernel()
         >>> kernel.lengthscale = 0.01  # far too short for three functions
+        >>> kernel = tkrr.HilbertKernel(kernel, tkrr.Domain(0.5, 1.0), num_basis=3)
+        >>> x = torch.rand(9, 1)
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always", tkrr.ApproximationWarning)
-        ...     _ = tkrr.HilbertKernel(kernel, tkrr.Domain(0.5, 1.0), num_basis=3)(torch.rand(9, 1)).to_dense()
+        ...     kernel.check_approximation(x, kernel.expansion(1).features(x))
         >>> {warning.category.__name__ for warning in caught}
         {'ApproximationWarning'}
     """

@@ -58,7 +58,7 @@ MISSING = 0.025
 BOUNDED_OPTIMIZERS = fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
 
 #: With a hyperbolic cross the reduced-rank prior is the model; what it leaves out is made up for outside the box only.
-CROSS_ACCEPTED_ERROR = 1 - 1e-6
+CROSS_IGNORED = 1 - 1e-6
 
 #: A fit is repeated, at most so many times, while the lengthscales ask for a box that differs by more than this ratio.
 MAX_ROUNDS = 3
@@ -329,8 +329,7 @@ def _expand(kernel: Kernel, lower: Tensor, upper: Tensor, num_functions: int | N
         num_functions = NUM_FUNCTIONS.get(num_dims, CROSS_NUM_FUNCTIONS)
     num_basis, index_set = _choose_functions(num_dims, num_functions)
     hilbert = HilbertKernel(kernel, _box_for(kernel, lower, upper), num_basis, index_set=index_set)
-    if not isinstance(index_set, FullTensor):
-        hilbert._accepted_error = CROSS_ACCEPTED_ERROR
+    hilbert._ignored = MAX_MISSING if isinstance(index_set, FullTensor) else CROSS_IGNORED  # bounds keep it there
     return hilbert
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -46,6 +46,12 @@ class Basis(ABC):
     def parameters(self) -> list[Tensor]:
         """Tensors that the functions depend on, beside the inputs."""
         return []
+
+    @property
+    def structure(self) -> Hashable:
+        """Which functions these are, all but the values of :meth:`parameters`: the class and its plain attributes."""
+        plain = {name: value for name, value in vars(self).items() if isinstance(value, (int, float, str))}
+        return type(self), self.num_functions, *plain.items()
 
     def detach(self) -> Basis:
         """The same functions without gradients in what they depend on."""
@@ -230,6 +236,9 @@ class MonomialBasis(Basis):
     def num_functions(self) -> int:
         return len(self.powers)
 
+    def parameters(self) -> list[Tensor]:
+        return [self.center]
+
     def __call__(self, x: Tensor) -> Tensor:
         shifted = x.double() - self.center
         return torch.stack([shifted**power for power in self.powers], dim=-1)
@@ -322,6 +331,10 @@ class ConcatenatedBasis(Basis):
 
     def parameters(self) -> list[Tensor]:
         return [parameter for basis in self.bases for parameter in basis.parameters()]
+
+    @property
+    def structure(self) -> Hashable:
+        return type(self), *(basis.structure for basis in self.bases)
 
     def detach(self) -> ConcatenatedBasis:
         return ConcatenatedBasis(*(basis.detach() for basis in self.bases))

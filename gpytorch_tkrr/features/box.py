@@ -9,7 +9,7 @@ tolerance, for each input dimension in turn.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -77,26 +77,11 @@ def choose_basis(kernel: Kernel, x: Tensor, tol: float) -> tuple[Domain, list[in
     :param kernel: The kernel, at its current parameters.
     :param x: Inputs `(..., N, D)`.
     :param tol: The relative error.
+    :raises SizeError: Where more than `MAX_CHOSEN_FUNCTIONS` would be needed.
     """
-    if not 0 < tol < 1:
-        raise ValueError(f"tol is a relative error between 0 and 1; got {tol}.")
     x = as_inputs(x)
-    lower, upper = x.amin(0), x.amax(0)
-    num_dims = x.shape[-1]
-    with torch.no_grad():
-        draft, leaves = _draft(kernel, lower, upper)
-        axes = list(_axes(leaves, tol))
-        half_width = _half_widths(axes, (upper - lower) / 2)
-        num_basis = [1] * num_dims
-        for axis in axes:
-            needed = _num_sines(axis, float(half_width[axis.column]))
-            num_basis[axis.column] = max(num_basis[axis.column], needed)
-        for leaf, share in leaves:
-            if isinstance(leaf, OneInput) and isinstance(leaf.term, PeriodicTerm):
-                harmonics = _num_harmonics(leaf.term.concentration(), tol * share)
-                num_basis[leaf.column] = max(num_basis[leaf.column], 2 * harmonics)
-        final = Box(draft.columns, draft.center, half_width, tuple(num_basis), FullTensor())
-        size = expand(kernel, final).num_functions
+    domain, num_basis = needed_basis(kernel, x.amin(0), x.amax(0), tol)
+    size = basis_size(kernel, domain, num_basis)
     if size > MAX_CHOSEN_FUNCTIONS:
         raise SizeError(
             f"tol={tol:g} needs about {size} functions ({num_basis} per input dimension), more than "
@@ -105,7 +90,46 @@ def choose_basis(kernel: Kernel, x: Tensor, tol: float) -> tuple[Domain, list[in
             "linear in the number of dimensions. Rough or heavy-tailed kernels (Matern-1/2, rational quadratic with "
             "small alpha) need the most."
         )
+    return domain, num_basis
+
+
+@torch.no_grad()
+def needed_basis(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float) -> tuple[Domain, list[int]]:
+    r"""
+    As :func:`choose_basis`, for a range of inputs and however many functions that takes.
+
+    :param kernel: The kernel, at its current parameters; of a batch, the largest need counts.
+    :param lower: Lower ends `(D,)`.
+    :param upper: Upper ends `(D,)`.
+    :param tol: The relative error.
+    """
+    if not 0 < tol < 1:
+        raise ValueError(f"tol is a relative error between 0 and 1; got {tol}.")
+    draft, leaves = _draft(kernel, lower, upper)
+    axes = list(_axes(leaves, tol))
+    half_width = _half_widths(axes, (upper - lower) / 2)
+    num_basis = [1] * len(lower)
+    for axis in axes:
+        needed = _num_sines(axis, float(half_width[axis.column]))
+        num_basis[axis.column] = max(num_basis[axis.column], needed)
+    for leaf, share in leaves:
+        if isinstance(leaf, OneInput) and isinstance(leaf.term, PeriodicTerm):
+            harmonics = _num_harmonics(leaf.term.concentration(), tol * share)
+            num_basis[leaf.column] = max(num_basis[leaf.column], 2 * harmonics)
     return Domain(draft.center, half_width), num_basis
+
+
+def basis_size(kernel: Kernel, domain: Domain, num_basis: Sequence[int]) -> int:
+    """
+    How many functions a kernel has on a box.
+
+    :param kernel: The kernel.
+    :param domain: The box.
+    :param num_basis: Number of sines of each dimension.
+    """
+    center, half_width = domain.sides(len(num_basis))
+    box = Box(tuple(range(len(num_basis))), center, half_width, tuple(num_basis), FullTensor())
+    return expand(kernel, box).num_functions
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -115,6 +115,11 @@ class Expansion(ABC):
         :return: `(..., N)`, or `(..., 1)` where it does not depend on x.
         """
 
+    @property
+    @abstractmethod
+    def structure(self) -> Hashable:
+        """Which functions the features are, all but the values of :meth:`basis_parameters`."""
+
     def leaves(self, share: float = 1.0) -> Iterator[tuple[Expansion, float]]:
         """All leaves, each with its share of an error budget: factors of a product divide it."""
         yield self, share
@@ -178,6 +183,10 @@ class OneInput(Expansion):
     def mixing(self) -> Tensor | None:
         return self.term.mixing()
 
+    @property
+    def structure(self) -> Hashable:
+        return type(self), self.column, self.term.basis.structure
+
     def prior_variance(self, x: Tensor) -> Tensor:
         return self.term.prior_variance(x[..., self.column])
 
@@ -234,6 +243,10 @@ class Sines(Expansion):
         orders = ([self.box.columns.index(column) for column in node.free] for node in self.nodes)
         return reduce(torch.add, (node.at_lag(lag[:, o]) for node, o in zip(self.nodes, orders, strict=True)))
 
+    @property
+    def structure(self) -> Hashable:
+        return type(self), self.box.columns, self.box.num_basis, self.box.index_set
+
     def prior_variance(self, x: Tensor) -> Tensor:
         return self.at_lag(torch.zeros(1, len(self.box.columns), dtype=torch.float64, device=x.device))
 
@@ -264,6 +277,10 @@ class Constant(Expansion):
     def variances(self) -> Tensor:
         return self.kernel.constant.double()
 
+    @property
+    def structure(self) -> Hashable:
+        return type(self)
+
     def prior_variance(self, x: Tensor) -> Tensor:
         return self.variances()
 
@@ -293,6 +310,10 @@ class Scaled(Expansion):
     def mixing(self) -> Tensor | None:
         return self.base.mixing()
 
+    @property
+    def structure(self) -> Hashable:
+        return self.base.structure
+
     def prior_variance(self, x: Tensor) -> Tensor:
         return self.kernel.outputscale.double().unsqueeze(-1) * self.base.prior_variance(x)
 
@@ -306,6 +327,10 @@ class Scaled(Expansion):
 class _Composite(Expansion):
     def __init__(self, parts: Sequence[Expansion]):
         self.parts = list(parts)
+
+    @property
+    def structure(self) -> Hashable:
+        return type(self), *(part.structure for part in self.parts)
 
     def basis_parameters(self) -> list[Tensor]:
         return [parameter for part in self.parts for parameter in part.basis_parameters()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from gpytorch import kernels
@@ -129,6 +129,10 @@ class Polynomial(Expansion):
 
     def variances(self) -> Tensor:
         return _monomial_variances(self.kernel.offset, self.power, self.exponents)
+
+    @property
+    def structure(self) -> Hashable:
+        return type(self), tuple(self.columns), self.power
 
     def prior_variance(self, x: Tensor) -> Tensor:
         norm = x[..., self.columns].double().square().sum(-1)

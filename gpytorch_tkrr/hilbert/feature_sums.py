@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from ..data.parallel import ONE_PROCESS, Processes
 from ..data.source import Source, checked_batches
 from ..errors import InputError
 from ..features.covariance import Covariance
+from ..features.expansion import Expansion, Scaled, Sum
 from .capacitance import capacitance_terms
+from .kernel import HilbertKernel
 from .operator import HilbertLinearOperator
 from .prediction import split_covariance
 from .weights import WeightPosterior, weight_posterior
@@ -43,9 +46,10 @@ class FeatureSums(nn.Module):
     :param count: N.
     :param shift: :math:`y_0`.
     :param rows: The rows of inputs at the edges of the data: with the smallest or largest value of a column, `(P, D)`.
+    :param basis: Which functions were summed: centre and half width of the box, and number of sines, `(3, D)`.
     """
 
-    NAMES = ("gram", "rhs", "ones", "square", "total", "count", "shift", "rows")
+    NAMES = ("gram", "rhs", "ones", "square", "total", "count", "shift", "rows", "basis")
     gram: Tensor
     rhs: Tensor
     ones: Tensor
@@ -54,6 +58,7 @@ class FeatureSums(nn.Module):
     count: Tensor
     shift: Tensor
     rows: Tensor
+    basis: Tensor
 
     def __init__(self, *sums: Tensor):
         super().__init__()
@@ -63,7 +68,7 @@ class FeatureSums(nn.Module):
     @classmethod
     def empty(cls) -> FeatureSums:
         """Sums that are to be loaded from a `state_dict`."""
-        return cls(*(torch.zeros((0,) * dims, dtype=torch.float64) for dims in (2, 1, 1, 0, 0, 0, 0, 2)))
+        return cls(*(torch.zeros((0,) * dims, dtype=torch.float64) for dims in (2, 1, 1, 0, 0, 0, 0, 2, 2)))
 
     @property
     def num_rows(self) -> int:
@@ -80,12 +85,26 @@ class FeatureSums(nn.Module):
         return super()._apply(move, recurse)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        state_dict.setdefault(f"{prefix}basis", self.basis.new_zeros(0, 0))  # files of older versions do not say
         for name in self.NAMES:
             if prefix + name in state_dict:
                 value, old = state_dict[prefix + name], getattr(self, name)
                 if value.shape != old.shape:
                     setattr(self, name, old.new_empty(value.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def mean_missing(self, expansion: Expansion, rows: Tensor) -> Tensor:
+        r"""
+        The mean over all rows of the variance that the functions do not represent, `(..., 1)`.
+
+        Where :math:`k(x, x)` depends on x, a product of such a kernel with a stationary one is judged by the rows at
+        the edges of the data only.
+
+        :param expansion: The functions that were summed, with their present variances.
+        :param rows: The columns of :attr:`rows` that the expansion sees.
+        """
+        missing = _mean_missing(expansion, self.gram / self.count, rows)
+        return torch.where(missing > 0, missing, torch.zeros_like(missing))
 
     def centered(self, constant: Tensor) -> tuple[Tensor, Tensor]:
         r"""
@@ -124,6 +143,21 @@ class FeatureSums(nn.Module):
         return weight_posterior(prior, self.gram / noise, rhs / noise)
 
 
+def _mean_missing(expansion: Expansion, gram: Tensor, rows: Tensor) -> Tensor:
+    """As :meth:`FeatureSums.mean_missing`, from the mean `(M, M)` of products of the functions."""
+    if isinstance(expansion, Scaled):
+        return expansion.kernel.outputscale.double().unsqueeze(-1) * _mean_missing(expansion.base, gram, rows)
+    if isinstance(expansion, Sum):
+        sizes = [part.num_functions for part in expansion.parts]
+        blocks = [piece.split(sizes, dim=-1)[i] for i, piece in enumerate(gram.split(sizes, dim=-2))]
+        return reduce(torch.add, map(_mean_missing, expansion.parts, blocks, [rows] * len(blocks)))
+    exact, prior = expansion.prior_variance(rows), expansion.covariance()
+    if exact.shape[-1] == 1:
+        squares = prior.mix_gram(gram).diagonal(dim1=-2, dim2=-1)
+        return exact - (squares * prior.variances).sum(-1, keepdim=True)
+    return (exact - prior.quadratic(expansion.features(rows))).mean(-1, keepdim=True)
+
+
 @torch.no_grad()
 def collect_sums(kernel: Kernel, source: Source, processes: Processes = ONE_PROCESS) -> FeatureSums:
     """
@@ -156,7 +190,10 @@ def collect_sums(kernel: Kernel, source: Source, processes: Processes = ONE_PROC
     parts = [
         piece.reshape_as(part) for piece, part in zip(packed.split([p.numel() for p in parts]), parts, strict=True)
     ]
-    return FeatureSums(*parts, shift, rows)
+    part = hilbert_part(kernel)
+    return FeatureSums(
+        *parts, shift, rows, part.basis(rows.shape[-1] if part.active_dims is None else len(part.active_dims))
+    )
 
 
 def _running_sums(kernel: Kernel, source: Source, device: torch.device) -> Iterator[FeatureSums]:
@@ -168,7 +205,7 @@ def _running_sums(kernel: Kernel, source: Source, device: torch.device) -> Itera
         if sums is None:
             size = low_rank_part(kernel, batch.x[:1]).num_features
             zeros = [batch.y.new_zeros(shape) for shape in ((size, size), size, size, (), (), ())]
-            sums = FeatureSums(*zeros, batch.y.mean(), batch.x[:1])
+            sums = FeatureSums(*zeros, batch.y.mean(), batch.x[:1], batch.x.new_zeros(0, 0))
         for x, y in zip(
             *(part.split(max(CHUNK_NUMBERS // len(sums.rhs), 1)) for part in (batch.x, batch.y)), strict=True
         ):
@@ -202,3 +239,12 @@ def low_rank_part(kernel: Kernel, x: Tensor) -> HilbertLinearOperator:
     finally:
         for module in modules:
             module.training = False
+
+
+def hilbert_part(kernel: Kernel) -> HilbertKernel:
+    """
+    The HilbertKernel inside a kernel.
+
+    :param kernel: A HilbertKernel, scaled or not.
+    """
+    return next(module for module in kernel.modules() if isinstance(module, HilbertKernel))

@@ -18,7 +18,7 @@ from ..data.parallel import as_processes
 from ..data.source import as_source
 from ..errors import InputError, NotFittedError, UnsupportedKernelError
 from ..features.covariance import Covariance
-from .feature_sums import FeatureSums, collect_sums, low_rank_part
+from .feature_sums import FeatureSums, collect_sums, hilbert_part, low_rank_part
 from .kernel import HilbertKernel
 from .operator import HilbertLinearOperator
 from .prediction import HilbertPredictionStrategy
@@ -26,7 +26,7 @@ from .prediction import HilbertPredictionStrategy
 
 class HilbertGP(GP):
     r"""
-    A Gaussian process with a :class:`~gpytorch_tkrr.HilbertKernel` for data of any size, read once, in batches.
+    A Gaussian process with a :class:`~gpytorch_tkrr.HilbertKernel` for data of any size, read in batches.
 
     One pass collects :math:`\Phi^\top \Phi`, :math:`\Phi^\top y`, :math:`\Phi^\top 1`, :math:`y^\top y` and N. After it
     hyperparameters are trained and predictions made without the data, and with the same results as by an
@@ -36,6 +36,10 @@ class HilbertGP(GP):
     :class:`~gpytorch.mlls.ExactMarginalLogLikelihood` takes for ``model.train_targets``; in eval mode ``model(x)`` is
     the posterior. Since the rows are gone, `train_inputs` are those at the edges of the data and `train_targets` a
     placeholder without memory.
+
+    With a kernel from :meth:`~gpytorch_tkrr.HilbertKernel.from_tolerance` the data are read again, a handful of times
+    in a training run, when hyperparameters ask for another basis; `data` is kept for that. A copy, and a model that
+    is loaded, have no data to read: their basis stays as it is.
 
     :param data: `(x, y)`, or an iterable of such batches, see `data` of :func:`~gpytorch_tkrr.fit_als`; None for a
         model that is to be loaded from a `state_dict`.
@@ -89,7 +93,10 @@ class HilbertGP(GP):
         self.covar_module = kernel
         self.mean_module = ConstantMean().to(likelihood.noise) if mean_module is None else mean_module
         _check_kernel(kernel)
-        self.sums = FeatureSums.empty() if data is None else collect_sums(kernel, as_source(data), as_processes(group))
+        self._source = None if data is None else as_source(data)
+        self._processes = as_processes(group)
+        source, processes = self._source, self._processes
+        self.sums = FeatureSums.empty() if source is None else collect_sums(kernel, source, processes)
         if data is not None and mean_module is None:
             self.mean_module.initialize(constant=self.sums.shift + self.sums.total / self.sums.count)
         self._strategy: HilbertPredictionStrategy | None = None
@@ -109,6 +116,28 @@ class HilbertGP(GP):
     def _constant(self) -> Tensor:
         """The value of the mean."""
         return self.mean_module(self.train_inputs[0][:1]).squeeze(-1)
+
+    def _follow(self) -> None:
+        """See to it that the sums are those of the kernel's functions."""
+        num_dims = self.train_inputs[0].shape[-1]
+        part, summed = hilbert_part(self.covar_module), self.sums.basis
+        num_columns = num_dims if part.active_dims is None else len(part.active_dims)
+        if self._source is None:
+            if summed.numel() and not torch.equal(part.basis(num_columns), summed):
+                part.set_basis(summed)
+            part.keep_basis()
+            return
+        part.follow()
+        if not torch.equal(part.basis(num_columns), summed):
+            self.sums, self._strategy = collect_sums(self.covar_module, self._source, self._processes), None
+
+    def _missing(self) -> Tensor:
+        """Mean over the rows of the variance that the functions do not represent, `(1,)`."""
+        kernel, scale = self.covar_module, 1.0
+        while not isinstance(kernel, HilbertKernel):
+            kernel, scale = kernel.base_kernel, scale * kernel.outputscale.double()
+        rows = self.sums.rows if kernel.active_dims is None else self.sums.rows[:, kernel.active_dims]
+        return scale * self.sums.mean_missing(kernel.expansion(rows.shape[-1]), rows)
 
     def _low_rank(self) -> HilbertLinearOperator:
         """Functions and covariance of the kernel, which must be those that the sums are of."""
@@ -137,11 +166,16 @@ class HilbertGP(GP):
                     "In train mode a HilbertGP is called as model(*model.train_inputs): it has kept sums over its data "
                     "only. For predictions call model.eval() first."
                 )
+            self._follow()
             constant, low_rank = self._constant(), self._low_rank()
+            operator = SummedLinearOperator(
+                low_rank.variances, constant, self._missing(), sums=self.sums, mixing=low_rank.mixing
+            )
             return SummedNormal(
                 constant.detach().expand(self.sums.num_rows),
-                SummedLinearOperator(low_rank.variances, constant, sums=self.sums, mixing=low_rank.mixing),
+                operator,
             )
+        self._follow()
         (x,) = inputs
         x = x.unsqueeze(-1) if x.dim() == 1 else x
         if x.shape[-1] != self.train_inputs[0].shape[-1]:
@@ -162,10 +196,11 @@ class HilbertGP(GP):
         if self._strategy is not None and is_detached:
             return self._strategy
         with torch.set_grad_enabled(torch.is_grad_enabled() and not is_detached):
-            posterior = self.sums.posterior(self._low_rank().prior, self._constant(), self.likelihood.noise)
+            noise = self.likelihood.noise + self._missing()
+            posterior = self.sums.posterior(self._low_rank().prior, self._constant(), noise)
         prior = self.forward(self.train_inputs[0])
         strategy = HilbertPredictionStrategy(
-            self.train_inputs, prior, self.train_targets, self.likelihood, self.covar_module, posterior
+            self.train_inputs, prior, self.train_targets, self.likelihood, self.covar_module, posterior=posterior
         )
         if is_detached:
             self._strategy = strategy
@@ -185,7 +220,7 @@ class HilbertGP(GP):
         super()._load_from_state_dict(*args)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_strategy": None}
+        return {**self.__dict__, "_strategy": None, "_source": None}
 
 
 def _check_kernel(kernel: Kernel) -> None:
@@ -219,6 +254,7 @@ class SummedLinearOperator(LinearOperator):
 
     :param variances: v, `(M,)`.
     :param constant: The mean of all rows.
+    :param missing: Mean over the rows of the variance that the functions do not represent, a scalar.
     :param noise: :math:`s^2`, a scalar, or None.
     :param sums: Sums over the rows.
     :param mixing: T, `(M, M)`, where :math:`V = T \operatorname{diag}(v) T^\top`; None for the identity.
@@ -228,13 +264,15 @@ class SummedLinearOperator(LinearOperator):
         self,
         variances: Tensor,
         constant: Tensor,
+        missing: Tensor,
         noise: Tensor | None = None,
         *,
         sums: FeatureSums,
         mixing: Tensor | None = None,
     ):
-        super().__init__(variances, constant, *([] if noise is None else [noise]), sums=sums, mixing=mixing)
-        self.variances, self.constant, self.noise, self.sums, self.mixing = variances, constant, noise, sums, mixing
+        super().__init__(variances, constant, missing, *([] if noise is None else [noise]), sums=sums, mixing=mixing)
+        self.variances, self.constant, self.missing, self.noise = variances, constant, missing, noise
+        self.sums, self.mixing = sums, mixing
 
     @property
     def prior(self) -> Covariance:
@@ -254,7 +292,9 @@ class SummedLinearOperator(LinearOperator):
     def __add__(self, other: Any) -> LinearOperator:
         if self.noise is None and isinstance(other, ConstantDiagLinearOperator):
             noise = other.diag_values.squeeze(-1)
-            return self.__class__(self.variances, self.constant, noise, sums=self.sums, mixing=self.mixing)
+            return self.__class__(
+                self.variances, self.constant, self.missing, noise, sums=self.sums, mixing=self.mixing
+            )
         return self._refuse()
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
@@ -288,5 +328,6 @@ class SummedNormal(MultivariateNormal):
             )
         if covariance.noise is None:
             covariance._refuse()
-        log_prob = covariance.sums.log_marginal(covariance.prior, covariance.constant, covariance.noise)
+        noise = covariance.noise + covariance.missing
+        log_prob = covariance.sums.log_marginal(covariance.prior, covariance.constant, noise)
         return log_prob.squeeze().to(covariance.dtype)

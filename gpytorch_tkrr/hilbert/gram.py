@@ -41,6 +41,13 @@ class GramCache:
         self._plain: Tensor | None = None
         self._weighted: tuple[Tensor, Tensor] | None = None
         self._projected: tuple[Tensor, Tensor] | None = None
+        self._mean_square: Tensor | None = None
+
+    def mean_square(self) -> Tensor:
+        r""":math:`\frac1N \sum_n \phi_i(x_n)^2`, `(..., M)`, float64."""
+        if self._mean_square is None:
+            self._mean_square = self._sources[2].double().square().mean(-2)
+        return self._mean_square
 
     def __call__(self, weights: Tensor | None = None) -> Tensor:
         """

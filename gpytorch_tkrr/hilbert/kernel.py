@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
+from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.module import RandomModuleMixin
 from gpytorch.utils.memoize import clear_cache_hook
-from linear_operator.operators import DiagLinearOperator, LinearOperator
+from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from ..errors import (
     ApproximationWarning,
     DomainError,
+    InputError,
     OutOfDomainWarning,
     SizeError,
     TKRRError,
     UnsupportedKernelError,
 )
-from ..features.box import choose_basis
+from ..features.box import MAX_CHOSEN_FUNCTIONS
 from ..features.covariance import Covariance
 from ..features.domain import Domain, as_inputs, as_rows
 from ..features.expansion import Box, Expansion, Sines, expand
@@ -33,13 +36,17 @@ from ..features.index_set import MAX_FUNCTIONS, FullTensor, IndexSet, as_num_bas
 from ..features.represented import MAX_MISSING, missing_fraction, missing_variance
 from .gram import GramCache
 from .operator import HilbertCrossLinearOperator, HilbertLinearOperator, RefusedLinearOperator
-from .prediction import HilbertPredictionStrategy
+from .prediction import HilbertPredictionStrategy, split_covariance
 from .sampled import random_twin, reject_failed_steps
+from .tolerance import Tolerance
+from .transparent import TransparentKernel, make_transparent
 
 _NUM_PROBES = 64
+_INNER = "base_kernel."
+_ROUNDING = 1e-10  # of the prior variance: as much is missing by rounding
 
 
-class HilbertKernel(Kernel):
+class HilbertKernel(TransparentKernel):
     r"""
     A deterministic reduced-rank version of another kernel,
 
@@ -53,8 +60,15 @@ class HilbertKernel(Kernel):
     likelihood is exact and deterministic for any number of data, and after the first step the data are touched only
     through :math:`\Phi^\top (y - m)`.
 
-    Outside the box, and wherever the functions represent less than 95 % of :math:`k(x, x)`, the missing variance is
-    added back as independent variance in eval mode, with one :class:`~gpytorch_tkrr.OutOfDomainWarning`.
+    What the functions do not represent, :math:`\delta(x) = k(x, x) - \sum_i v_i \phi_i(x)^2`, counts as independent
+    variance: at each input by itself in eval mode, and with its mean over the rows for the rows that the model is
+    trained and conditioned on. So nothing is earned in training by leaving variance out. Where more than 5 % is
+    missing, one :class:`~gpytorch_tkrr.OutOfDomainWarning` at new inputs, and one
+    :class:`~gpytorch_tkrr.ApproximationWarning` per fit at the training rows, say so.
+
+    Attributes that this kernel does not have itself are those of `base_kernel`: ``kernel.lengthscale``,
+    ``kernel.outputscale`` and their raw parameters are found, and set, where they were before the kernel was wrapped.
+    The `state_dict` has the keys of `base_kernel`'s own; box and counts travel in its metadata.
 
     :param base_kernel: The kernel to approximate.
     :param domain: The box; its dimensions are the columns that this kernel sees.
@@ -87,37 +101,45 @@ class HilbertKernel(Kernel):
         super().__init__(active_dims=active_dims)
         if not isinstance(domain, Domain):
             raise TypeError(f"domain must be a gpytorch_tkrr.Domain; got {type(domain).__name__}.")
+        make_transparent(base_kernel)
         self.base_kernel = base_kernel
         self.domain = domain
-        self.num_basis = as_num_basis(num_basis)
         self.index_set = FullTensor() if index_set is None else index_set
-        if domain.num_dims is not None:
-            self.expansion(domain.num_dims)  # an unsupported kernel or a size that does not fit is refused here
+        self._num_basis: int | tuple[int, ...] = 1
+        self.num_basis = num_basis  # an unsupported kernel or a size that does not fit is refused here
         self._cache = _FeatureCache()
+        self._tolerance: Tolerance | None = None
         self._warned: set[type[Warning]] = set()
-        self._accepted_error = MAX_MISSING
+        self._ignored = 0.0  # part of the prior variance that may be missing and is not counted
 
     @classmethod
     def from_tolerance(
         cls,
         base_kernel: Kernel,
         x: Tensor,
-        tol: float = 1e-2,
+        tol: float = 3e-3,
         *,
+        bounds: Tensor | None = None,
         active_dims: Sequence[int] | Tensor | None = None,
     ) -> HilbertKernel:
         r"""
-        Choose the box and the number of functions from an error bound at the kernel's current parameters.
+        A box and numbers of functions from an error bound, which holds while hyperparameters are trained.
 
-        :math:`\max |K_\text{approx} - K| \le \text{tol} \cdot k(0)` holds over the range of `x`. Parameters
-        that training moves towards longer or shorter lengthscales can need another box: see
-        :meth:`approximation_error`.
+        :math:`\max |K_\text{approx} - K| \le \text{tol} \cdot \max k(x, x)` over the range of `x`. Whenever the present
+        hyperparameters ask for it, box and numbers are chosen again, with headroom, so that it happens a handful of
+        times while a model is trained; when they need much less, the basis shrinks. The objective is smooth in between.
+        Within samplers (NUTS) the basis stays as it is.
+
+        At most 4 000 functions are used. Where the bound takes more, a smaller error than these permit is not reached:
+        what is missing counts as independent variance, and after training one
+        :class:`~gpytorch_tkrr.ApproximationWarning` says what would be needed.
 
         :param base_kernel: The kernel to approximate.
         :param x: Inputs `(..., N, D)`, or `(N,)` for one dimension.
         :param tol: The relative error.
+        :param bounds: Lower and upper ends of inputs that are not in `x`, `(2, D)`: where the model is to be evaluated,
+            or where new rows will come from.
         :param active_dims: Input columns that the kernel sees; all by default.
-        :raises SizeError: Where more than 4 000 functions would be needed.
 
         Example:
             >>> import gpytorch, torch, gpytorch_tkrr as tkrr
@@ -125,14 +147,42 @@ class HilbertKernel(Kernel):
             >>> kernel = tkrr.HilbertKernel.from_tolerance(gpytorch.kernels.MaternKernel(nu=2.5), x, tol=1e-3)
             >>> kernel.approximation_error(x) < 1e-3
             True
+            >>> kernel.lengthscale = 0.05  # reaches the Matern kernel
+            >>> kernel.approximation_error(x) < 1e-3
+            True
         """
         columns = as_inputs(x)
+        if bounds is not None:
+            bounds = as_inputs(bounds).to(columns)
+            if bounds.shape != (2, columns.shape[-1]):
+                raise InputError(
+                    f"bounds are the lower and upper ends of the inputs, of shape (2, {columns.shape[-1]}); got "
+                    f"{tuple(bounds.shape)}."
+                )
+            columns = torch.cat([columns, bounds])
         if active_dims is not None:
             columns = columns[:, list(active_dims)]
-        domain, num_basis = choose_basis(base_kernel, columns, tol)
+        tolerance = Tolerance(columns.amin(0), columns.amax(0), tol)
+        domain, num_basis = tolerance.start(base_kernel)
         kernel = cls(base_kernel, domain.to(columns.device), num_basis, active_dims=active_dims)
-        kernel._accepted_error = max(tol, MAX_MISSING)
+        kernel._tolerance = tolerance
         return kernel
+
+    @property
+    def num_basis(self) -> int | tuple[int, ...]:
+        """Number of sines, for all input dimensions or for each."""
+        return self._num_basis
+
+    @num_basis.setter
+    def num_basis(self, value: int | Sequence[int] | Tensor) -> None:
+        old, self._num_basis = self._num_basis, as_num_basis(value)
+        if self.domain.num_dims is None:
+            return
+        try:
+            self.expansion(self.domain.num_dims)
+        except TKRRError:
+            self._num_basis = old
+            raise
 
     @property
     def is_stationary(self) -> bool:
@@ -168,6 +218,7 @@ class HilbertKernel(Kernel):
         :param x: Inputs `(..., N, D)`, or `(N,)` for one dimension.
         :param max_rows: At most so many rows, evenly spread and with the extremes of each column, are compared.
         """
+        self.follow()
         x = as_inputs(x).to(self.dtype).double()  # the base kernel is evaluated in its own precision
         if self.active_dims is not None:
             x = x[:, self.active_dims]
@@ -192,6 +243,7 @@ class HilbertKernel(Kernel):
                 "structure kernel inside: HilbertKernel(AdditiveStructureKernel(base, num_dims), ...)."
             )
         try:
+            self.follow(x1 if self.training and not x1.requires_grad else None)
             same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
             return self._covariance(x1, diag) if same else self._cross_covariance(x1, x2, diag)
         except TKRRError as error:
@@ -208,18 +260,19 @@ class HilbertKernel(Kernel):
         is_data = self.training and not x.requires_grad
         features, gram_cache = self._evaluate(expansion, x, is_data)
         prior = expansion.covariance()
-        if self.training and not isinstance(self, RandomModuleMixin):  # proposals of a sampler are not judged
-            self._check_approximation(expansion, x, features, prior)
-        missing = None if is_data else self._missing_variance(expansion, x, features, prior)
+        missing = self._missing_variance(expansion, x, features, prior, gram_cache)
         dtype = torch.promote_types(x.dtype, self.dtype)
         batch_shape = torch.broadcast_shapes(batch_shape, prior.variances.shape[:-1])
         variances = prior.variances.expand(*batch_shape, features.shape[-1])
         covariance = HilbertLinearOperator(features, variances.to(dtype), prior.mixing, gram_cache=gram_cache)
-        missing = None if missing is None else missing.expand(*batch_shape, x.shape[-2])
+        if missing is None:
+            return covariance._diagonal() if diag else covariance
+        missing = missing.expand(*batch_shape, missing.shape[-1]).to(dtype)
         if diag:
-            represented = covariance._diagonal()
-            return represented if missing is None else represented + missing.to(dtype)
-        return covariance if missing is None else covariance + DiagLinearOperator(missing.to(dtype))
+            return covariance._diagonal() + missing
+        if self.training:
+            return covariance + ConstantDiagLinearOperator(missing, diag_shape=x.shape[-2])
+        return covariance + DiagLinearOperator(missing)
 
     def _cross_covariance(self, x1: Tensor, x2: Tensor, diag: bool) -> Tensor | LinearOperator:
         as_rows(x1)  # two equal sets of inputs that hold NaN come here too
@@ -238,7 +291,9 @@ class HilbertKernel(Kernel):
         self, train_inputs: Any, train_prior_dist: MultivariateNormal, train_labels: Tensor, likelihood: Any
     ) -> DefaultPredictionStrategy:
         evaluate = partial(self._evaluate_as_training, train_prior_dist.lazy_covariance_matrix)
-        return HilbertPredictionStrategy(train_inputs, train_prior_dist, train_labels, likelihood, evaluate)
+        return HilbertPredictionStrategy(
+            train_inputs, train_prior_dist, train_labels, likelihood, evaluate, basis=self.follow
+        )
 
     def _evaluate_as_training(self, covariance: LinearOperator) -> LinearOperator:
         """The covariance of training data, whatever mode the model is in."""
@@ -246,15 +301,39 @@ class HilbertKernel(Kernel):
         mode = self.training
         self.training = True
         try:
-            return covariance.evaluate_kernel()
+            evaluated = covariance.evaluate_kernel()
+            if isinstance(covariance, LazyEvaluatedKernelTensor):
+                self.check_approximation(covariance.x1, split_covariance(evaluated)[0].features)
+            return evaluated
         finally:
             self.training = mode
 
+    def follow(self, x: Tensor | None = None) -> Hashable:
+        """
+        Choose box and counts again where the present hyperparameters ask for it.
+
+        Does nothing for a basis that was given by hand, and for proposals of a sampler.
+
+        :param x: Training inputs `(..., N, D)`, which then belong to the range over which the error bound holds.
+        :return: What tells one basis from another.
+        """
+        if self._tolerance is not None and not isinstance(self, RandomModuleMixin):
+            if x is not None:
+                self._tolerance.include(x)
+            with torch.no_grad():
+                expansion = self.expansion()
+                choice = self._tolerance.revise(self.base_kernel, expansion, expansion.covariance())
+            if choice is not None:
+                self.domain = choice[0].to(self.domain.center.device)
+                self.num_basis = choice[1]
+        sides = torch.stack([self.domain.center, self.domain.half_width])
+        return self._num_basis, self.index_set, *sides.flatten().tolist()
+
     def _evaluate(self, expansion: Expansion, x: Tensor, is_data: bool) -> tuple[Tensor, GramCache | None]:
         """Features, from the cache where inputs and basis have the same content as last time."""
-        key = [x, *expansion.basis_parameters()]  # everything that the features depend on
+        key = [x, *expansion.basis_parameters()]  # with the structure, everything that the features depend on
         is_learned = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in key)
-        cached = None if is_learned else self._cache.find(key)
+        cached = None if is_learned else self._cache.find(expansion.structure, key)
         if cached is not None:
             return cached
         self._check_inputs(x, is_data)
@@ -266,7 +345,7 @@ class HilbertKernel(Kernel):
                 features = features.mT.contiguous().mT
         gram_cache = GramCache(expansion, x.detach().clone(), features)
         if self.training:
-            self._cache.store(key, features, gram_cache)
+            self._cache.store(expansion.structure, key, features, gram_cache)
         return features, gram_cache
 
     def _check_inputs(self, x: Tensor, is_data: bool) -> None:
@@ -282,53 +361,128 @@ class HilbertKernel(Kernel):
                 "Make the domain from these inputs: Domain.from_data(train_x)."
             )
 
-    @torch.no_grad()
-    def _check_approximation(self, expansion: Expansion, x: Tensor, features: Tensor, prior: Covariance) -> None:
-        if ApproximationWarning in self._warned:
+    def _missing_variance(
+        self, expansion: Expansion, x: Tensor, features: Tensor, prior: Covariance, gram_cache: GramCache | None
+    ) -> Tensor | None:
+        """
+        Prior variance that the functions do not represent: its mean over training rows `(..., 1)`, that of each row
+        `(..., N)` in eval mode, or None where it is nowhere more than is ignored.
+        """
+        exact = expansion.prior_variance(x)
+        if self.training:
+            exact = exact.mean(-1, keepdim=True)
+            if prior.mixing is None and gram_cache is not None:  # the rows are not visited
+                represented = (gram_cache.mean_square() * prior.variances).sum(-1, keepdim=True)
+            else:
+                represented = prior.quadratic(features).mean(-1, keepdim=True)
+        else:
+            represented = prior.quadratic(features)
+        missing = missing_variance(represented, exact, max(self._ignored, _ROUNDING))
+        if not self.training:
+            self._check_new_inputs(x, missing.detach() > max(self._ignored, self._accepted_error) * exact)
+        return missing if bool((missing.detach() > 0).any()) else None
+
+    @property
+    def _accepted_error(self) -> float:
+        """The part of the prior variance that may be missing without a word."""
+        return MAX_MISSING if self._tolerance is None else max(MAX_MISSING, self._tolerance.tol)
+
+    def _check_new_inputs(self, x: Tensor, short: Tensor) -> None:
+        """
+        Say so, once per fit, where much is missing.
+
+        :param x: New inputs `(..., N, D)`.
+        :param short: Where that is, booleans `(..., N)`.
+        """
+        if OutOfDomainWarning in self._warned or not short.any():
             return
-        if x.dim() > 2:
-            first = (0,) * (x.dim() - 2)
-            x = x[first]
-            features = features[first] if features.dim() == x.dim() + len(first) else features
-        rows = _spread_rows(x, _NUM_PROBES)
-        exact = expansion.prior_variance(x[rows])
-        error = float(missing_fraction(prior.quadratic(features[..., rows, :]), exact).abs().max())
-        if error <= self._accepted_error:
+        self._warned.add(OutOfDomainWarning)
+        center, half_width = self.domain.sides(x.shape[-1])
+        position = (x.detach().double() - center).abs() / half_width
+        position = position.expand(*short.shape, x.shape[-1])[short]  # (points, D)
+        dims = (position.amax(0) > 2 / 3).nonzero().flatten().tolist()
+        where = f"near or outside the box in input dimension(s) {dims}" if dims else "inside the box"
+        warnings.warn(
+            f"At {len(position)} of {short.numel()} inputs, {where}, the functions of HilbertKernel represent less "
+            f"than {1 - self._accepted_error:.0%} of the prior variance. The missing part is added as independent "
+            f"variance: the mean there tends to the prior mean. The domain is {self.domain}. This is said "
+            "once per fit.",
+            OutOfDomainWarning,
+            stacklevel=3,
+        )
+
+    @torch.no_grad()
+    def check_approximation(self, x: Tensor, features: Tensor) -> None:
+        """
+        Say so, once per fit, where the basis has been left behind by the hyperparameters.
+
+        :param x: Training inputs `(..., N, D)`, the columns that this kernel sees; of a batch the first is looked at.
+        :param features: Their features `(..., N, M)`.
+        """
+        if ApproximationWarning in self._warned or self._ignored > 0 or isinstance(self, RandomModuleMixin):
             return
         self._warned.add(ApproximationWarning)
+        x, features = (tensor[(0,) * (tensor.dim() - 2)] for tensor in (x, features))
+        rows = _spread_rows(x, _NUM_PROBES)
+        expansion = self.expansion(x.shape[-1])
+        exact = expansion.prior_variance(x[rows])
+        represented = expansion.covariance().quadratic(features[rows])
+        error = float(missing_fraction(represented, exact).abs().max())
+        if error <= self._accepted_error:
+            return
         few = any(isinstance(leaf, Sines) and _is_truncated(leaf) for leaf, _ in expansion.leaves())
         cause = "too few functions for the lengthscale" if few else "the box is too small for the lengthscale"
         remedy = "raise num_basis" if few else "widen the Domain (a larger boundary_factor)"
+        remedy = f"Use HilbertKernel.from_tolerance, or {remedy}"
+        if self._tolerance is not None and self._tolerance.is_limited:
+            remedy = (
+                f"tol={self._tolerance.tol:g} needs about {self._tolerance.num_needed} functions, more than "
+                f"{MAX_CHOSEN_FUNCTIONS}. Ask for a larger tol; or choose by hand with HilbertKernel(kernel, domain, "
+                "num_basis, index_set=HyperbolicCross(limit)); or use the CP-weight model TKRR, whose size is linear "
+                "in the number of dimensions"
+            )
         warnings.warn(
             f"HilbertKernel represents the prior variance of its base kernel with a relative error of {error:.2g} at "
-            f"the current hyperparameters: {cause}. Use HilbertKernel.from_tolerance, or {remedy}; "
-            "kernel.approximation_error(x) measures the error. This is said once per kernel.",
+            f"the present hyperparameters ({expansion.num_functions} functions on {self.domain}): {cause}. What is "
+            f"missing counts as independent variance. {remedy}; kernel.approximation_error(x) measures the error. This "
+            "is said once per fit.",
             ApproximationWarning,
             stacklevel=3,
         )
 
-    def _missing_variance(self, expansion: Expansion, x: Tensor, features: Tensor, prior: Covariance) -> Tensor | None:
-        """Prior variance that the functions do not represent, where that is a sizeable part; `(..., N)`, or None."""
-        missing = missing_variance(prior.quadratic(features), expansion.prior_variance(x), self._accepted_error)
-        short = missing.detach() > 0
-        if not short.any():
-            return None
-        if OutOfDomainWarning not in self._warned:
-            self._warned.add(OutOfDomainWarning)
-            center, half_width = self.domain.sides(x.shape[-1])
-            position = (x.detach().double() - center).abs() / half_width
-            position = position.expand(*short.shape, x.shape[-1])[short]  # (points, D)
-            dims = (position.amax(0) > 2 / 3).nonzero().flatten().tolist()
-            where = f"near or outside the box in input dimension(s) {dims}" if dims else "inside the box"
-            warnings.warn(
-                f"At {len(position)} of {short.numel()} inputs, {where}, the functions of HilbertKernel represent less "
-                f"than {1 - self._accepted_error:.0%} of the prior variance. The missing part is added as independent "
-                f"variance: the mean there tends to the prior mean. The domain is {self.domain}. This is said "
-                "once per kernel.",
-                OutOfDomainWarning,
-                stacklevel=3,
-            )
-        return missing
+    def train(self, mode: bool = True) -> HilbertKernel:
+        if mode and not self.training:
+            self._warned.clear()  # another fit begins
+        return super().train(mode)
+
+    def basis(self, num_dims: int) -> Tensor:
+        """
+        Centre and half width of the box, and number of sines, `(3, D)`, float64.
+
+        :param num_dims: D.
+        """
+        sides = torch.stack(self.domain.sides(num_dims))
+        counts = (self._num_basis,) * num_dims if isinstance(self._num_basis, int) else self._num_basis
+        return torch.cat([sides, sides.new_tensor(counts).unsqueeze(0)])
+
+    def set_basis(self, basis: Tensor) -> None:
+        """
+        Take another box and other counts, and keep them whatever the hyperparameters ask for.
+
+        :param basis: As :meth:`basis` returns it.
+        """
+        self.keep_basis()
+        self.domain = Domain(basis[0], basis[1])
+        self.num_basis = basis[2].long()
+
+    def keep_basis(self) -> None:
+        """Keep box and counts from now on, whatever the hyperparameters ask for."""
+        self._tolerance = None
+
+    @property
+    def num_revisions(self) -> int:
+        """How often box and counts of :meth:`from_tolerance` have been chosen again."""
+        return 0 if self._tolerance is None else self._tolerance.num_revisions
 
     def expand_batch(self, *sizes: Any) -> HilbertKernel:
         return self._with_base(self.base_kernel.expand_batch(*sizes))
@@ -345,7 +499,77 @@ class HilbertKernel(Kernel):
         kernel = copy.copy(self)
         kernel._modules = {**self._modules, "base_kernel": base_kernel}
         kernel._batch_shape = torch.Size([])
+        kernel._tolerance = None  # a part of this kernel has the same basis
         return kernel
+
+    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """
+        The state of `base_kernel`, under the keys that it has when it is not wrapped; box and counts are in the
+        metadata of the dictionary, which :func:`torch.save` keeps.
+
+        :param args: See :meth:`torch.nn.Module.state_dict`.
+        :param destination: See there.
+        :param prefix: See there.
+        :param keep_vars: See there.
+        """
+        if destination is None:
+            destination = OrderedDict()
+            destination._metadata = OrderedDict()
+        state = super().state_dict(keep_vars=keep_vars)
+        inner = {key[len(_INNER) :]: value for key, value in state.items() if key.startswith(_INNER)}
+        own = {key: value for key, value in state.items() if not key.startswith((_INNER, "domain."))}
+        destination.update({prefix + key: value for key, value in {**own, **inner}.items()})
+        for path, facts in state._metadata.items():
+            if path.startswith(_INNER):
+                destination._metadata[prefix + path[len(_INNER) :]] = facts
+        num_basis = self.num_basis if isinstance(self.num_basis, int) else list(self.num_basis)
+        sides = {"center": self.domain.center.tolist(), "half_width": self.domain.half_width.tolist()}
+        destination._metadata[prefix[:-1]] = {**state._metadata[""], "num_basis": num_basis, **sides}
+        return destination
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing: Any,
+        unexpected: Any,
+        errors: Any,
+    ) -> None:
+        """Takes the keys of the wrapped kernel, with or without box and counts, and those of older versions."""
+        if not any(key.startswith(f"{prefix}domain.") for key in state_dict):
+            inner = set(self.base_kernel.state_dict())
+            own = {name for name in self._buffers if name not in inner}  # active_dims
+            for key in [key for key in state_dict if key.startswith(prefix) and key[len(prefix) :] not in own]:
+                state_dict[f"{prefix}{_INNER}{key[len(prefix) :]}\0"] = state_dict.pop(
+                    key
+                )  # two keys may change places
+            for key in [key for key in state_dict if key.endswith("\0")]:
+                state_dict[key[:-1]] = state_dict.pop(key)
+            if "num_basis" in local_metadata:
+                self._load_basis(local_metadata, errors)
+            elif self._tolerance is not None:
+                self._tolerance.forget()
+            state_dict.update({f"{prefix}domain.{name}": value for name, value in self.domain.state_dict().items()})
+            hidden = {name: value for name, value in self._buffers.items() if name in inner and value is not None}
+            state_dict.update({prefix + name: value for name, value in hidden.items()})
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+
+    def _load_basis(self, facts: Any, errors: list[str]) -> None:
+        sides = (torch.tensor(facts[name], dtype=torch.float64) for name in ("center", "half_width"))
+        domain = Domain(*sides)
+        if domain.num_dims != self.domain.num_dims:
+            errors.append(f"The box has {domain.num_dims} dimensions in the state, and {self.domain.num_dims} here.")
+            return
+        old, self.domain = self.domain, domain.to(self.domain.center.device)
+        try:
+            self.num_basis = facts["num_basis"]
+        except TKRRError as error:
+            self.domain = old
+            errors.append(str(error))
+        if self._tolerance is not None:
+            self._tolerance.accept()
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(super().__getstate__())  # a shallow copy must not share the dictionary itself
@@ -359,32 +583,37 @@ class _FeatureCache:
     """
     Features of the training inputs seen last, found again by content.
 
-    Deep copies of a kernel share it, since samplers copy the whole model at every step; pickles leave it behind.
+    A copy of a kernel has a cache of its own with the same content, since samplers copy the whole model at every step;
+    pickles leave it behind.
     """
 
     def __init__(self) -> None:
-        self.content: tuple[list[Tensor], tuple[Tensor, GramCache]] | None = None
+        self.content: tuple[Hashable, list[Tensor], tuple[Tensor, GramCache]] | None = None
 
-    def find(self, key: list[Tensor]) -> tuple[Tensor, GramCache] | None:
+    def find(self, structure: Hashable, tensors: list[Tensor]) -> tuple[Tensor, GramCache] | None:
         """
         The features and their Gram matrix, or None.
 
-        :param key: Everything that they depend on.
+        :param structure: Which functions they are.
+        :param tensors: The inputs and all tensors that the functions depend on.
         """
-        if self.content is None or not _same_content(self.content[0], key):
+        if self.content is None or self.content[0] != structure or not _same_content(self.content[1], tensors):
             return None
-        return self.content[1]
+        return self.content[2]
 
-    def store(self, key: list[Tensor], features: Tensor, gram_cache: GramCache) -> None:
+    def store(self, structure: Hashable, tensors: list[Tensor], features: Tensor, gram_cache: GramCache) -> None:
         """
-        :param key: Everything that the features depend on.
+        :param structure: Which functions they are.
+        :param tensors: The inputs and all tensors that the functions depend on.
         :param features: `(..., N, M)`.
         :param gram_cache: Their Gram matrix.
         """
-        self.content = ([tensor.detach().clone() for tensor in key], (features, gram_cache))
+        self.content = (structure, [tensor.detach().clone() for tensor in tensors], (features, gram_cache))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _FeatureCache:
-        return self
+        twin = _FeatureCache()
+        twin.content = self.content
+        return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _FeatureCache, ()

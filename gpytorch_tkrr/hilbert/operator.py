@@ -29,6 +29,7 @@ from torch import Tensor
 from ..errors import DenseFallbackWarning
 from ..features.covariance import Covariance, block_diagonal
 from ..features.expansion import Expansion, concatenate
+from ..linalg import robust_cholesky
 from .capacitance import capacitance_factor, capacitance_terms, root
 from .gram import GramCache, differentiable_gram, weighted_product
 
@@ -264,6 +265,8 @@ class HilbertLinearOperator(LinearOperator):
     def __add__(self, other: Any) -> LinearOperator:
         if isinstance(other, DiagLinearOperator):
             return HilbertAddedDiagLinearOperator(self, other)
+        if isinstance(other, HilbertAddedDiagLinearOperator):
+            return HilbertAddedDiagLinearOperator(self + other.low_rank, other._diag_tensor)
         if isinstance(other, HilbertLinearOperator):
             return self.__class__(
                 concatenate([self.features.double(), other.features.double()]),
@@ -449,7 +452,14 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
             return None, self._logdet() if logdet else None
         rhs = (inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs).double()
         noise, variances = self.noise, self.low_rank.variances.double()
-        if noise.shape[-1] == 1:  # sums over rows first, then the noise
+        if 2 * self.shape[-1] < self.low_rank.num_features:  # few rows: by the N x N matrix, with the same determinant
+            whitener = noise.rsqrt().unsqueeze(-1)
+            left = whitener * self.low_rank.mixed_features * self.low_rank.scale.unsqueeze(-2)
+            identity = torch.eye(self.shape[-1], dtype=torch.float64, device=self.device)
+            factor = robust_cholesky(identity + left @ left.mT)
+            logdet_ = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            quadratic = torch.linalg.solve_triangular(factor, whitener * rhs, upper=False).square().sum(-2)
+        elif noise.shape[-1] == 1:  # sums over rows first, then the noise
             logdet_, fitted = capacitance_terms(variances / noise, self.low_rank.gram(), self.low_rank.project(rhs))
             quadratic = (rhs.square().sum(-2) - fitted) / noise  # (..., K)
         else:
@@ -489,9 +499,12 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
         return _mul(self, other)
 
     def _mul_constant(self, other: Tensor) -> LinearOperator:
-        if not (other > 0).all():
-            return AddedDiagLinearOperator(self._linear_op._mul_constant(other), self._diag_tensor._mul_constant(other))
-        return super()._mul_constant(other)
+        low_rank = self._linear_op._mul_constant(other)
+        values = self.noise.to(self.dtype) * other.unsqueeze(-1)
+        added = (
+            HilbertAddedDiagLinearOperator if isinstance(low_rank, HilbertLinearOperator) else AddedDiagLinearOperator
+        )
+        return added(low_rank, diagonal_for(low_rank, values))
 
     def _sum_batch(self, dim: int) -> LinearOperator:
         return LinearOperator._sum_batch(self, dim)
@@ -504,6 +517,8 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
     def __add__(self, other: Any) -> LinearOperator:
         if isinstance(other, DiagLinearOperator):
             return self.__class__(self._linear_op, self._diag_tensor + other)
+        if isinstance(other, (HilbertLinearOperator, HilbertAddedDiagLinearOperator)):
+            return self._linear_op + other + self._diag_tensor
         return AddedDiagLinearOperator(self._linear_op + other, self._diag_tensor)
 
     @cached

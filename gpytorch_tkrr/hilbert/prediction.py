@@ -2,13 +2,17 @@ r"""Exact prediction in weight space.
 
 With :math:`f(x) = m(x) + \phi(x)^\top a`, :math:`a \sim N(0, V)`, all that the training data say about :math:`f` is the
 posterior of the weights (see :mod:`.weights`).
+
+All rows that are conditioned on share the mean of the variance that the functions do not represent at them; it is part
+of the noise. Rows that are added later (fantasies) change that mean, for all rows; those outside the box, where all
+functions are zero, say nothing about the weights and do not.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch import settings
@@ -42,6 +46,24 @@ def split_covariance(covariance: LinearOperator) -> tuple[HilbertLinearOperator,
     raise TypeError(f"Expected the covariance of a HilbertKernel, got a {type(covariance).__name__}.")
 
 
+class AddedRows(NamedTuple):
+    """
+    Rows that were added to the training rows, all float64.
+
+    :param features: `(..., m, M)`.
+    :param residual: Targets minus prior mean `(..., m)`.
+    :param noise: Variances of the likelihood's noise `(..., m)`.
+    :param missing: Variance that the functions do not represent `(..., m)`.
+    :param is_inside: Whether they represent any variance at all `(..., m)`.
+    """
+
+    features: Tensor
+    residual: Tensor
+    noise: Tensor
+    missing: Tensor
+    is_inside: Tensor
+
+
 class HilbertPredictionStrategy(DefaultPredictionStrategy):
     """
     Predicts from the posterior of the weights; the training rows are visited once.
@@ -50,8 +72,10 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
     :param train_prior_dist: The prior at the training inputs, of a kernel that evaluates to a low-rank covariance.
     :param train_labels: Training targets.
     :param likelihood: A Gaussian likelihood.
-    :param evaluate: Evaluates the covariance of `train_prior_dist`.
+    :param evaluate: Evaluates the covariance of the training rows that the first strategy began with.
+    :param basis: Tells one basis of the kernel from another.
     :param posterior: The posterior of the weights, where it is known already.
+    :param added: Rows that came after the training rows.
     """
 
     def __init__(
@@ -61,7 +85,10 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         train_labels: Tensor,
         likelihood: Any,
         evaluate: Callable[[], LinearOperator],
+        *,
+        basis: Callable[[], Hashable] | None = None,
         posterior: WeightPosterior | None = None,
+        added: Sequence[Callable[[], AddedRows]] = (),
     ):
         self._train_shape = train_prior_dist.event_shape
         self.train_inputs = train_inputs
@@ -70,7 +97,9 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         self.likelihood = likelihood
         self._last_test_train_covar = None
         self._evaluate = evaluate
+        self._basis = basis
         self._given_posterior = posterior
+        self._added = tuple(added)
 
     @property
     def lik_train_train_covar(self) -> LinearOperator:
@@ -82,29 +111,47 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         """The posterior of the weights, computed once (again after a backward pass through it)."""
         if self._given_posterior is not None:
             return self._given_posterior
-        return self._posterior(settings.observation_nan_policy.value())
+        basis = None if self._basis is None else self._basis()
+        return self._posterior(settings.observation_nan_policy.value(), basis)
 
     @cached(name="weight_posterior")
-    def _posterior(self, nan_policy: str) -> WeightPosterior:
+    def _posterior(self, nan_policy: str, basis: Hashable) -> WeightPosterior:
         low_rank, missing = split_covariance(self._evaluate())
+        num_train = low_rank.shape[-1]
+        mean, labels = self.train_prior_dist.loc[..., :num_train], self.train_labels[..., :num_train]
         noise = _noise(self.likelihood, self.train_prior_dist.loc, self.train_inputs)
-        noise = noise if missing is None else noise + missing
-        residual = (self.train_labels - self.train_prior_dist.loc).double()
-        observed = None
-        if nan_policy != "ignore" and self.train_labels.isnan().any():
-            observed = ~self.train_labels.isnan()
-            residual = torch.where(observed, residual, torch.zeros_like(residual))
-        # A row times a matrix: features that a batch shares are not repeated.
-        target = ((residual / noise).unsqueeze(-2) @ low_rank.features.double()).squeeze(-2)  # (..., M)
-        posterior = weight_posterior(low_rank.prior, data_precision(low_rank, noise, observed), target)
+        noise = noise if noise.shape[-1] == 1 else noise[..., :num_train]
+        residual = (labels - mean).double()
         if settings.detach_test_caches.on():
-            return WeightPosterior(*(tensor.detach() for tensor in posterior))
+            low_rank, noise, residual = low_rank.detach(), noise.detach(), residual.detach()
+            missing = None if missing is None else missing.detach()
+        added = [rows() for rows in self._added]
+        total = noise.new_zeros(()) if missing is None else num_train * missing  # (..., 1)
+        count = noise.new_full((1,), num_train)
+        for rows in added:
+            total = total + (rows.missing * rows.is_inside).sum(-1, keepdim=True)
+            count = count + rows.is_inside.sum(-1, keepdim=True)
+        shared = total / count
+        posterior = self._train_posterior(low_rank, residual, noise + shared, labels, nan_policy)
+        for rows in added:
+            posterior = posterior.condition(rows.features, rows.residual, rows.noise + shared)
         for tensor in posterior:
             if tensor.grad_fn is not None:  # a graph serves one backward pass: forget it then
                 hook = functools.partial(clear_cache_hook, self)
                 functools.update_wrapper(hook, clear_cache_hook)
                 tensor.grad_fn.register_hook(hook)
         return posterior
+
+    def _train_posterior(
+        self, low_rank: HilbertLinearOperator, residual: Tensor, noise: Tensor, labels: Tensor, nan_policy: str
+    ) -> WeightPosterior:
+        observed = None
+        if nan_policy != "ignore" and labels.isnan().any():
+            observed = ~labels.isnan()
+            residual = torch.where(observed, residual, torch.zeros_like(residual))
+        # A row times a matrix: features that a batch shares are not repeated.
+        target = ((residual / noise).unsqueeze(-2) @ low_rank.features.double()).squeeze(-2)  # (..., M)
+        return weight_posterior(low_rank.prior, data_precision(low_rank, noise, observed), target)
 
     def exact_prediction(
         self, test_mean: Tensor, test_test_covar: LinearOperator, test_train_covar: LinearOperator
@@ -118,11 +165,12 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         """
         low_rank, missing = split_covariance(test_test_covar.evaluate_kernel())
         features = low_rank.features.double()
-        shift = (features @ self.posterior.mean.unsqueeze(-1)).squeeze(-1)
+        posterior = self.posterior
+        shift = (features @ posterior.mean.unsqueeze(-1)).squeeze(-1)
         mean = test_mean + shift.to(test_mean.dtype)
         if settings.skip_posterior_variances.on():
             return mean, ZeroLinearOperator(*mean.shape, mean.shape[-1], dtype=mean.dtype, device=mean.device)
-        root = (features @ self.posterior.root).to(test_mean.dtype)
+        root = (features @ posterior.root).to(test_mean.dtype)
         covariance = HilbertLinearOperator(root, root.new_ones(*root.shape[:-2], root.shape[-1]))
         if covariance.batch_shape != mean.shape[:-1]:
             covariance = covariance.expand(*mean.shape, mean.shape[-1])
@@ -140,7 +188,10 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         **kwargs: Any,
     ) -> HilbertPredictionStrategy:
         """
-        A strategy that has also seen fantasy observations; the training rows are not visited again.
+        A strategy that has also seen fantasy observations, as if all rows had been there from the start.
+
+        Features of the training rows are not evaluated again. Since the new rows take part in the mean of the variance
+        that is missing, the posterior is computed anew from the Gram matrix, :math:`O(M^3)`.
 
         :param inputs: Fantasy inputs, a list of `(..., m, d)`.
         :param targets: Fantasy targets `(f, ..., m)` or `(..., m)`.
@@ -150,15 +201,23 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         """
         num_train = self.num_train
         full_mean, full_covariance = full_output.loc, full_output.lazy_covariance_matrix
-        low_rank, missing = split_covariance(full_covariance[..., num_train:, num_train:].evaluate_kernel())
-        mean = full_mean[..., num_train:]
+        mean, covariance = full_mean[..., num_train:], full_covariance[..., num_train:, num_train:]
         likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
         noise = _noise(likelihood, full_mean, full_inputs).expand(full_mean.shape)[..., num_train:]
-        noise = noise if missing is None else noise + missing
-        residual = (targets - mean).double()
-        posterior = self.posterior.condition(low_rank.features.double(), residual, noise)
+
+        def evaluate() -> AddedRows:
+            clear_cache_hook(covariance)
+            low_rank, missing = split_covariance(covariance.evaluate_kernel())
+            represented = low_rank._diagonal().double()
+            missing = torch.zeros_like(represented) if missing is None else missing.expand_as(represented)
+            is_inside = represented > 1e-12 * missing
+            return AddedRows(low_rank.features.double(), (targets - mean).double(), noise, missing, is_inside)
+
         prior = self.train_prior_dist.__class__(full_mean, full_covariance)
-        return self.__class__(full_inputs, prior, full_targets, likelihood, self._evaluate, posterior)
+        added = (*self._added, evaluate)
+        return self.__class__(
+            full_inputs, prior, full_targets, likelihood, self._evaluate, basis=self._basis, added=added
+        )
 
 
 def _noise(likelihood: Any, mean: Tensor, inputs: Any) -> Tensor:

@@ -24,6 +24,7 @@ from gpytorch.kernels import (
 )
 
 from gpytorch_tkrr import HilbertKernel, SizeError
+from gpytorch_tkrr.features.box import choose_basis
 
 
 def with_(kernel, **values):
@@ -85,7 +86,7 @@ def check(kernel, x, tol, limit=None):
 def test_bound_holds_in_one_dimension(name, length, tol):
     if name in ("matern12", "heavy_rational_quadratic") and tol == 1e-3:
         with pytest.raises(SizeError, match=r"needs about \d{4,} functions"):
-            HilbertKernel.from_tolerance(KERNELS[name](length).double(), torch.linspace(0, 1, 9), tol=tol)
+            choose_basis(KERNELS[name](length).double(), torch.linspace(0, 1, 9), tol)
         return
     check(KERNELS[name](length).double(), torch.linspace(0, 1, 150, dtype=torch.float64), tol)
 
@@ -165,7 +166,7 @@ def test_constant_columns_and_a_single_point(x):
 )
 def test_too_many_functions_are_refused_with_advice(kernel, dims):
     with pytest.raises(SizeError) as caught:
-        HilbertKernel.from_tolerance(kernel, torch.rand(100, dims), tol=1e-2)
+        choose_basis(kernel, torch.rand(100, dims), 1e-2)
     for advice in ("larger tol", "HyperbolicCross", "TKRR", "per input dimension", "4000"):
         assert advice in str(caught.value)
 
@@ -186,7 +187,7 @@ def test_active_dims():
 def needed(kernel, width):
     """Number of functions that are used, or that the refusal names."""
     try:
-        return HilbertKernel.from_tolerance(kernel, torch.linspace(0, width, 50, dtype=torch.float64)).num_basis[0]
+        return choose_basis(kernel, torch.linspace(0, width, 50, dtype=torch.float64), 1e-2)[1][0]
     except SizeError as error:
         return int(re.search(r"needs about (\d+) functions", str(error)).group(1))
 
@@ -225,10 +226,10 @@ def test_number_of_functions_for_a_large_range_matches_the_quantile_of_the_densi
 @pytest.mark.parametrize("name", ["rbf", "matern12", "heavy_rational_quadratic", "peaks"])
 def test_ranges_that_no_basis_covers_are_refused(name):
     with pytest.raises(SizeError, match="needs about"):
-        HilbertKernel.from_tolerance(KERNELS[name](1.0), torch.rand(50, 1) * 1e8, 1e-2)
+        choose_basis(KERNELS[name](1.0), torch.rand(50, 1) * 1e8, 1e-2)
 
 
 def test_a_peak_beyond_all_frequencies_searched_is_refused():
     kernel = AdditiveKernel(with_(RBFKernel(), lengthscale=1.0), with_(RBFKernel(), lengthscale=1e-7))
     with pytest.raises(SizeError, match="needs about"):
-        HilbertKernel.from_tolerance(kernel.double(), torch.linspace(0, 10, 50), 1e-2)
+        choose_basis(kernel.double(), torch.linspace(0, 10, 50), 1e-2)

@@ -19,10 +19,13 @@ from gpytorch_tkrr import (
     HilbertKernel,
     HyperbolicCross,
     InputError,
+    OutOfDomainWarning,
     SizeError,
+    TotalDegree,
     UnsupportedKernelError,
 )
 from gpytorch_tkrr.hilbert.operator import HilbertCrossLinearOperator, HilbertLinearOperator
+from gpytorch_tkrr.hilbert.prediction import split_covariance
 
 
 def rbf(lengthscale, **kwargs):
@@ -32,7 +35,16 @@ def rbf(lengthscale, **kwargs):
 
 
 def evaluate(kernel, x):
-    return kernel(x).evaluate_kernel()
+    """The low-rank part of the covariance of training rows."""
+    return split_covariance(kernel(x).evaluate_kernel())[0]
+
+
+def predict(kernel, x):
+    """As after a training: GPyTorch's exact prediction evaluates the kernel at its training rows."""
+    model = gpytorch.models.ExactGP(x, x[:, 0], gpytorch.likelihoods.GaussianLikelihood())
+    model.covar_module, model.mean_module = kernel, gpytorch.means.ZeroMean()
+    model.forward = lambda x: gpytorch.distributions.MultivariateNormal(model.mean_module(x), kernel(x))
+    return model.eval()(x[:1] + 1e-3).mean
 
 
 # Construction
@@ -119,6 +131,7 @@ def test_structure_kernels_belong_inside():
 def test_evaluations_agree_with_each_other():
     kernel = HilbertKernel(ScaleKernel(MaternKernel()), Domain(0.5, 2.0), [6, 7]).double()
     x, z = torch.rand(8, 2, dtype=torch.float64), torch.rand(5, 2, dtype=torch.float64)
+    kernel.eval()  # each input counts what is missing there by itself
     both = kernel(torch.cat([x, z])).to_dense()
     assert torch.allclose(kernel(x).to_dense(), both[:8, :8])
     assert torch.allclose(kernel(x, z).to_dense(), both[:8, 8:])
@@ -157,41 +170,34 @@ def test_approximation_error_is_the_largest_difference():
         (ScaleKernel(RBFKernel()), torch.rand(50, 1), 20, "box is too small"),
     ],
 )
-def test_default_lengthscale_on_unscaled_inputs_warns_once(base, x, num_basis, cause):
+def test_a_basis_that_does_not_suit_is_named_once_per_fit(base, x, num_basis, cause):
     kernel = HilbertKernel(base, Domain.from_data(x), num_basis)
-    with pytest.warns(ApproximationWarning, match=cause):
-        evaluate(kernel, x)
-    evaluate(kernel, x)  # a second warning would fail the test
-
-
-def test_warns_when_training_has_moved_the_lengthscale():
-    x = torch.linspace(0, 1, 50).unsqueeze(-1)
-    base = rbf(0.15)
-    kernel = HilbertKernel(base, Domain.from_data(x), 20)
     for _ in range(2):
-        evaluate(kernel, x)
-    base.lengthscale = 3.0
-    with pytest.warns(ApproximationWarning, match="box is too small"):
-        evaluate(kernel, x)
+        kernel.train()
+        evaluate(kernel, x)  # a step of training says nothing
+        with pytest.warns(ApproximationWarning, match=cause), warnings.catch_warnings():
+            warnings.simplefilter("ignore", OutOfDomainWarning)
+            predict(kernel, x)
+        predict(kernel, x)  # a second warning would fail the test
 
 
 def test_warns_inside_a_scale_kernel_and_for_any_of_a_batch():
     x = torch.rand(50, 1)
     kernel = ScaleKernel(HilbertKernel(RBFKernel(), Domain.from_data(x), 20))
-    with pytest.warns(ApproximationWarning):
-        evaluate(kernel, x)
+    with pytest.warns(ApproximationWarning), pytest.warns(OutOfDomainWarning):
+        predict(kernel, x)
     batch = rbf(torch.tensor([0.1, 0.1, 4.0]).reshape(3, 1, 1), batch_shape=torch.Size([3]))
-    with pytest.warns(ApproximationWarning):
-        evaluate(HilbertKernel(batch, Domain.from_data(x), 30), x)
+    with pytest.warns(ApproximationWarning), pytest.warns(OutOfDomainWarning):
+        predict(HilbertKernel(batch, Domain.from_data(x), 30), x)
 
 
 def test_no_warning_where_the_error_is_small():
     x = torch.rand(50, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        evaluate(HilbertKernel(rbf(0.15), Domain.from_data(x), 24), x)
-        evaluate(HilbertKernel.from_tolerance(RBFKernel(), x), x)
-        evaluate(HilbertKernel.from_tolerance(RBFKernel(), x, tol=0.2), x)
+        predict(HilbertKernel(rbf(0.15), Domain.from_data(x), 24), x)
+        predict(HilbertKernel.from_tolerance(RBFKernel(), x), x)
+        predict(HilbertKernel.from_tolerance(RBFKernel(), x, tol=0.2), x)
 
 
 # Caching
@@ -248,10 +254,32 @@ class TestCache:
         assert torch.equal(twin(x).to_dense(), expected)
         assert kernel._cache.content is not None
 
-    def test_copies_share_the_cache(self):
+    def test_a_copy_begins_with_the_same_content_and_goes_its_own_way(self):
         kernel, x = self.make()
-        first = evaluate(copy.deepcopy(kernel), x)
+        first = evaluate(kernel, x)
+        twin = copy.deepcopy(kernel)
+        assert evaluate(twin, x).features is first.features
+        twin.num_basis = 4
+        evaluate(twin, x)
         assert evaluate(kernel, x).features is first.features
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda kernel: setattr(kernel, "num_basis", (3, 4, 9)),
+            lambda kernel: setattr(kernel, "index_set", TotalDegree(6)),
+            lambda kernel: setattr(kernel, "base_kernel", RBFKernel(active_dims=[0, 2, 1]).double()),
+            lambda kernel: setattr(kernel, "base_kernel", RBFKernel(active_dims=[1]).double()),
+            lambda kernel: setattr(kernel, "base_kernel", LinearKernel().double()),
+        ],
+    )
+    def test_whatever_changes_the_functions_is_noticed(self, change):
+        kernel = HilbertKernel(RBFKernel(), Domain(torch.full((3,), 0.5), 1.5), (9, 4, 3)).double()
+        x = torch.rand(10, 3, dtype=torch.float64)
+        evaluate(kernel, x)
+        change(kernel)
+        fresh = HilbertKernel(kernel.base_kernel, kernel.domain, kernel.num_basis, index_set=kernel.index_set)
+        torch.testing.assert_close(kernel(x).to_dense(), fresh(x).to_dense(), rtol=0, atol=0)
 
     def test_repeated_inputs_share_their_features(self):
         kernel, x = self.make()

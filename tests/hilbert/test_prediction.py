@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -12,7 +13,15 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from models import GP, wavy_data
 
-from gpytorch_tkrr import DenseFallbackWarning, Domain, DomainError, HilbertKernel, InputError, OutOfDomainWarning
+from gpytorch_tkrr import (
+    DenseFallbackWarning,
+    Domain,
+    DomainError,
+    HilbertKernel,
+    InputError,
+    OutOfDomainWarning,
+    TKRRWarning,
+)
 from gpytorch_tkrr.hilbert.prediction import HilbertPredictionStrategy
 from gpytorch_tkrr.hilbert.weights import WeightPosterior
 
@@ -130,9 +139,16 @@ def test_posterior_update_equals_batch_formula():
     assert torch.allclose(stepwise.mean, covariance @ design.mT @ (targets / noise.sqrt()), atol=1e-12)
 
 
+def make_precise_kernel():
+    """With next to nothing missing: the mean of that over all rows is that over some."""
+    kernel = RBFKernel()
+    kernel.lengthscale = 0.5
+    return HilbertKernel(ScaleKernel(kernel), Domain(0.5, 3.0), 30)
+
+
 @pytest.mark.parametrize("policy", ["mask", "fill"])
 def test_missing_targets_count_as_dropped_rows(policy, test_x):
-    model = make_model()
+    model = make_model(kernel=make_precise_kernel())
     keep = torch.rand(30) > 0.3
     expected = retrained(model, model.train_inputs[0][keep], model.train_targets[keep])(test_x)
     targets = torch.where(keep, model.train_targets, torch.nan)
@@ -156,7 +172,7 @@ def test_missing_targets_may_differ_between_the_models_of_a_batch(test_x):
 
 
 def test_likelihood_with_missing_targets_equals_that_of_the_rest():
-    model = make_model(60).train()
+    model = make_model(60, make_precise_kernel()).train()
     keep = torch.rand(60) > 0.3
     rest = retrained(model, model.train_inputs[0][keep], model.train_targets[keep]).train()
     expected = ExactMarginalLogLikelihood(rest.likelihood, rest)(rest(*rest.train_inputs), rest.train_targets)
@@ -200,10 +216,11 @@ def test_caches_with_a_graph_serve_two_backward_passes(test_x):
     kernel, x = model.covar_module, model.train_inputs[0]
     expansion = kernel.expansion(2)
     train, test = ((expansion.features(t) * expansion.variances().sqrt()) for t in (x, test_x))
-    covariance = train @ train.mT + model.likelihood.noise * torch.eye(30)
+    shared = (kernel.outputscale - train.square().sum(-1)).mean()
+    covariance = train @ train.mT + (model.likelihood.noise + shared) * torch.eye(30)
     residual = (model.train_targets - model.mean_module(x)).unsqueeze(-1)
     mean = model.mean_module(test_x) + (test @ train.mT @ torch.linalg.solve(covariance, residual)).squeeze(-1)
-    variance = (test @ test.mT - test @ train.mT @ torch.linalg.solve(covariance, train @ test.mT)).diagonal()
+    variance = kernel.outputscale - (test @ train.mT @ torch.linalg.solve(covariance, train @ test.mT)).diagonal()
     expected = torch.autograd.grad(mean.sum() + variance.sum(), list(model.parameters()))
     for actual, reference in zip(gradients[0], expected, strict=True):
         assert torch.allclose(actual, reference, rtol=1e-7)
@@ -309,11 +326,11 @@ def test_near_the_edge_the_missing_variance_is_added():
     expansion = model.covar_module.expansion(1)
     represented = (expansion.features(x).square() * expansion.variances()).sum(-1)
     prior = model.covar_module.base_kernel.outputscale
-    missing = torch.where(prior - represented > 0.05 * prior, prior - represented, 0.0)
-    assert 5 < int((missing > 0).sum()) < 30
+    missing = (prior - represented).clamp_min(0)
     train = expansion.features(model.train_inputs[0]) * expansion.variances().sqrt()
     test = expansion.features(x) * expansion.variances().sqrt()
-    precision = torch.eye(14) + train.mT @ train / model.likelihood.noise
+    noise = model.likelihood.noise + (prior - train.square().sum(-1)).mean()
+    precision = torch.eye(14) + train.mT @ train / noise
     expected = (test @ torch.linalg.solve(precision, test.mT)).diagonal() + missing
     assert torch.allclose(posterior.variance, expected, rtol=1e-8)
     assert torch.allclose(posterior.covariance_matrix.diagonal(), expected, rtol=1e-8)
@@ -352,7 +369,34 @@ def test_fantasies_outside_the_box_carry_no_information(test_x):
     with pytest.warns(OutOfDomainWarning):
         far = torch.full((1, 2), 30.0, dtype=torch.float64)
         fantasy = model.get_fantasy_model(far, torch.tensor([9.0], dtype=torch.float64))
-    assert_same(fantasy(test_x), expected)
+        posterior = fantasy(test_x)
+    assert_same(posterior, expected)
+
+
+def test_fantasies_equal_conditioning_where_much_is_missing(test_x):
+    """A quarter of the prior variance is missing: one rule for rows that were there and rows that come later."""
+    base = RBFKernel()
+    base.lengthscale = 0.1
+    model = make_model(40, HilbertKernel(ScaleKernel(base), Domain(0.5, 0.8), [6, 9]))
+    new_x, new_y = torch.rand(3, 2, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    last_x, last_y = torch.rand(2, 2, dtype=torch.float64), torch.randn(2, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TKRRWarning)
+        model(test_x)
+        fantasy = model.get_fantasy_model(new_x, new_y)
+        fantasy(test_x)
+        fantasy = fantasy.get_fantasy_model(last_x, last_y)
+        x, y = torch.cat([*model.train_inputs, new_x, last_x]), torch.cat([model.train_targets, new_y, last_y])
+        assert_same(fantasy(test_x), retrained(model, x, y)(test_x))
+        # Dense algebra.
+        expansion, kernel = model.covar_module.expansion(2), model.covar_module
+        train, test = (expansion.features(t) * expansion.variances().sqrt() for t in (x, test_x))
+        missing = kernel.outputscale - train.square().sum(-1)
+        assert float((missing / kernel.outputscale).mean().detach()) > 0.2
+        covariance = train @ train.mT + (model.likelihood.noise + missing.mean()) * torch.eye(len(x))
+        residual = (y - model.mean_module(x)).unsqueeze(-1)
+        mean = model.mean_module(test_x) + (test @ train.mT @ torch.linalg.solve(covariance, residual)).squeeze(-1)
+        assert torch.allclose(fantasy(test_x).mean, mean, atol=1e-9)
 
 
 # Refusals

@@ -1,0 +1,221 @@
+r"""Box and counts that follow a kernel's hyperparameters, so that an error bound holds while they are trained."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+from ..errors import UnsupportedKernelError
+from ..features.box import MAX_CHOSEN_FUNCTIONS, basis_size, needed_basis
+from ..features.covariance import Covariance
+from ..features.domain import Domain
+from ..features.expansion import Expansion
+
+#: By which factor lengthscales may grow or shrink before box and counts are chosen again: this for one input, its D-th
+#: root for D inputs, so that headroom costs as much for any number of them.
+HEADROOM = 1.6
+
+#: A basis is chosen anew when its error has grown to this part of the tolerance. A new basis has a smaller one, mostly
+#: much smaller; acting early keeps small what changes in the objective at that moment.
+TRIGGER = 0.3
+
+#: Where the error of a new basis is not that much smaller: by which factor it may grow, up to the tolerance itself.
+GROWTH = 2.0
+
+#: Where a basis for this part of the tolerance has at most `CHEAP` functions, or `AFFORDABLE` times as many, it is
+#: taken: for smooth kernels, and for one input, a smaller error costs next to nothing.
+FINER = 1 / 30
+CHEAP = 256
+AFFORDABLE = 2.0
+
+#: A basis with less than this part of the present functions takes the place of the present one.
+SHRINKAGE = 0.5
+
+#: Smaller bases do not shrink: there is nothing to be gained.
+SMALL = 64
+
+#: How far a raw parameter moves (about its relative change) before it is asked again whether the basis could be
+#: smaller, or, where the largest size is reached, whether another one is better.
+MARGIN = 0.5
+
+#: The largest relative error that a basis is chosen for where the wanted one takes too many functions.
+LARGEST_TOLERANCE = 0.5
+
+_NUM_PROBES = 24
+
+
+class Tolerance:
+    r"""
+    An error bound over a range of inputs, :math:`\max |K_\text{approx} - K| \le \text{tol} \cdot \max k(x, x)`, and
+    when it asks for another basis.
+
+    Whether the bound holds is measured on the diagonal, at the corners of the range and at points within it, which
+    costs next to nothing: what truncation leaves out is a positive definite kernel, largest there, and so are the
+    images of the ends of the box. Only where it does not hold, or hyperparameters have moved far, a basis is chosen
+    anew.
+
+    :param lower: Lower ends of the range `(D,)`.
+    :param upper: Upper ends of the range `(D,)`.
+    :param tol: The relative error.
+    """
+
+    def __init__(self, lower: Tensor, upper: Tensor, tol: float):
+        if not 0 < tol < 1:
+            raise ValueError(f"tol is a relative error between 0 and 1; got {tol}.")
+        self.tol = tol
+        self.lower, self.upper = lower.detach().double().cpu(), upper.detach().double().cpu()
+        self.num_needed = 0  # functions that the last choice would have needed without a limit
+        self.num_revisions = 0
+        self._parameters: list[Tensor] | None = []  # at the last choice; None: the present ones
+        self._is_settled = False  # the last choice was the best that there is
+        self._limit: float | None = None  # of the error, before the present basis is given up
+        self._probes = self._make_probes()
+
+    def _make_probes(self) -> Tensor:
+        num_dims = len(self.lower)
+        corners = torch.tensor(list(itertools.islice(itertools.product((0.0, 1.0), repeat=num_dims), _NUM_PROBES)))
+        inside = SobolEngine(num_dims).draw(_NUM_PROBES)
+        return self.lower + (self.upper - self.lower) * torch.cat([corners, inside]).double()
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the bound takes more functions than are allowed."""
+        return self.num_needed > MAX_CHOSEN_FUNCTIONS
+
+    def include(self, x: Tensor) -> None:
+        """
+        Widen the range to given inputs.
+
+        :param x: `(..., N, D)`.
+        """
+        x = x.detach().reshape(-1, x.shape[-1])
+        lower, upper = x.amin(0).double().cpu(), x.amax(0).double().cpu()
+        if bool((lower < self.lower).any() or (upper > self.upper).any()):
+            self.lower, self.upper = lower.minimum(self.lower), upper.maximum(self.upper)
+            self._probes, self._is_settled = self._make_probes(), False
+
+    @torch.no_grad()
+    def error(self, expansion: Expansion, prior: Covariance) -> float:
+        """
+        The relative error of the prior variance at the probes, the largest of a batch.
+
+        :param expansion: The features.
+        :param prior: The covariance of their weights.
+        """
+        probes = self._probes.to(prior.variances.device)
+        exact = expansion.prior_variance(probes)
+        represented = prior.quadratic(expansion.features(probes))
+        error, scale = (exact - represented).abs().amax(-1), exact.amax(-1)
+        return float(torch.where(error == 0, error, error / scale).max())
+
+    @torch.no_grad()
+    def revise(self, kernel: Kernel, expansion: Expansion, prior: Covariance) -> tuple[Domain, list[int]] | None:
+        """
+        Another box and other counts, where the present hyperparameters ask for them.
+
+        :param kernel: The kernel that is expanded.
+        :param expansion: Its present expansion.
+        :param prior: The present covariance of its weights.
+        """
+        has_moved, error = self._has_moved(kernel), self.error(expansion, prior)
+        if self._limit is None:  # the first look at a new basis
+            self._limit = min(max(GROWTH * error, FINER * self.tol), self.tol)
+            self._limit = max(self._limit, TRIGGER * self.tol) if error > FINER * self.tol else self._limit
+        too_large = error > self._limit
+        if not (has_moved or (too_large and not self._is_settled)):
+            return None
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in kernel.parameters()):
+            return None
+        if not too_large and expansion.num_functions <= SMALL:
+            return None
+        parameters = _copy(kernel)
+        try:
+            domain, num_basis = self.choose(kernel)
+        except UnsupportedKernelError:  # no box is large enough at these hyperparameters: what is missing is counted
+            self._parameters, self._is_settled = parameters, True
+            return None
+        self._parameters, self._is_settled = parameters, False
+        if not too_large and basis_size(kernel, domain, num_basis) > SHRINKAGE * expansion.num_functions:
+            return None
+        self._is_settled = self.is_limited or (
+            too_large and expansion.num_functions == basis_size(kernel, domain, num_basis)
+        )
+        self.num_revisions += 1
+        self._limit = None
+        return domain, num_basis
+
+    def choose(self, kernel: Kernel) -> tuple[Domain, list[int]]:
+        """
+        A basis for the present hyperparameters, with headroom.
+
+        Where the bound takes too many functions: one for the smallest error that the largest number of them permits.
+
+        :param kernel: The kernel that is expanded.
+        """
+        tol = self.tol
+        domain, num_basis = needed_basis(kernel, self.lower, self.upper, tol)
+        size = self.num_needed = basis_size(kernel, domain, num_basis)
+        if size <= MAX_CHOSEN_FUNCTIONS / AFFORDABLE:
+            finer = needed_basis(kernel, self.lower, self.upper, FINER * tol)
+            if basis_size(kernel, *finer) <= max(CHEAP, AFFORDABLE * size):
+                domain, num_basis = finer
+        while size > MAX_CHOSEN_FUNCTIONS and tol < LARGEST_TOLERANCE:
+            tol = min(2 * tol, LARGEST_TOLERANCE)
+            domain, num_basis = needed_basis(kernel, self.lower, self.upper, tol)
+            size = basis_size(kernel, domain, num_basis)
+        while size > MAX_CHOSEN_FUNCTIONS and max(num_basis) > 1:
+            num_basis = [max(int(0.9 * m), 1) for m in num_basis]
+            size = basis_size(kernel, domain, num_basis)
+        for headroom in (HEADROOM, math.sqrt(HEADROOM)):
+            roomy = self._with_headroom(domain, num_basis, headroom ** (1 / len(num_basis)))
+            if basis_size(kernel, *roomy) <= MAX_CHOSEN_FUNCTIONS:
+                return roomy
+        return domain, num_basis
+
+    def _with_headroom(self, domain: Domain, num_basis: list[int], factor: float) -> tuple[Domain, list[int]]:
+        """The basis for lengthscales up to `factor` times longer or shorter."""
+        center, half_width = domain.sides(len(num_basis))
+        half_range = (self.upper - self.lower) / 2
+        wider = half_range + factor * (half_width - half_range)
+        counts = [math.ceil(m * factor * float(r)) for m, r in zip(num_basis, wider / half_width, strict=True)]
+        return Domain(center, wider), counts
+
+    def _has_moved(self, kernel: Kernel) -> bool:
+        """Whether a raw parameter is far from where it was at the last choice."""
+        if self._parameters is None:
+            self._parameters = _copy(kernel)
+        parameters = list(kernel.parameters())
+        if [p.shape for p in parameters] != [p.shape for p in self._parameters]:
+            return True
+        return any(
+            bool(((new - old.to(new)).abs() > MARGIN).any())
+            for new, old in zip(parameters, self._parameters, strict=True)
+        )
+
+    def accept(self) -> None:
+        """Take the present basis for the choice at the present hyperparameters."""
+        self._parameters, self._limit, self._is_settled = None, None, False
+
+    def forget(self) -> None:
+        """Have the next revision look for a smaller basis, too."""
+        self._parameters, self._limit, self._is_settled = [], None, False
+
+    def start(self, kernel: Kernel) -> tuple[Domain, list[int]]:
+        """
+        The first basis.
+
+        :param kernel: The kernel that is expanded.
+        """
+        self._parameters = _copy(kernel)
+        choice = self.choose(kernel)
+        self._is_settled = self.is_limited
+        return choice
+
+
+def _copy(kernel: Kernel) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in kernel.parameters()]
