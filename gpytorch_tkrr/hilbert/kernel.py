@@ -293,7 +293,13 @@ class HilbertKernel(TransparentKernel):
     ) -> DefaultPredictionStrategy:
         evaluate = partial(self._evaluate_as_training, train_prior_dist.lazy_covariance_matrix)
         return HilbertPredictionStrategy(
-            train_inputs, train_prior_dist, train_labels, likelihood, evaluate, basis=self.follow
+            train_inputs,
+            train_prior_dist,
+            train_labels,
+            likelihood,
+            evaluate,
+            basis=self.follow,
+            counts_missing=self._ignored == 0,
         )
 
     def _evaluate_as_training(self, covariance: LinearOperator) -> LinearOperator:
