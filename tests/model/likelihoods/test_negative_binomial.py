@@ -135,7 +135,7 @@ def test_posterior_ranks_are_uniform():
         )
 
     check_ranks_are_uniform(
-        simulate, lambda posterior: posterior.parameters["dispersion"].unsqueeze(-1), outputscale=0.5
+        simulate, lambda posterior: posterior.parameters["dispersion"].unsqueeze(-1), outputscale=0.5, num_fits=24
     )
 
 
