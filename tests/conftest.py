@@ -19,6 +19,7 @@ torch.set_num_threads(1)
 
 # The first example of a property test pays for imports and caches, so a deadline would measure the machine.
 settings.register_profile("tests", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("long", deadline=None, max_examples=100_000, print_blob=True)
 settings.load_profile("tests")
 
 

@@ -1,35 +1,42 @@
-r"""Hyperparameters from the evidence of one factor, without the data.
+r"""The evidence of one factor as a function of its hyperparameters, without the data.
 
 In the raw basis the sums G and b of a factor do not depend on its hyperparameters, so with all other factors fixed
 
-.. math:: \log p(y \mid A_{-d}, \theta) = -\tfrac12 \log |P| + \tfrac{M}{2} \log |Q|
+.. math:: \log p(y \mid A_{-d}, \theta) = -\tfrac12 \log |P| + \tfrac{M R}{2} \log q
     + \tfrac12 c^\top P^{-1} c - \tfrac{N}{2} \log(2 \pi s^2) - \frac{y^\top y}{2 s^2},
-    \qquad P = V^{1/2} G V^{1/2} / s^2 + Q \otimes I, \quad c = V^{1/2} b / s^2,
+    \qquad P = V^{1/2} G V^{1/2} / s^2 + q I, \quad c = V^{1/2} b / s^2,
 
-costs :math:`(M R)^3` and no N. A parameter shared by several modes enters the evidence of each of them: their sum is
-maximised. (The density of the other factors at their present values is no substitute: these are modes, not draws, and
-would hold the parameter where it is.)
+costs :math:`(M R)^3` and no N. Components are mixed such that their prior precision is a multiple q of the identity.
+
+It depends on the hyperparameters through the *natural coordinates*
+:math:`\eta = (\log v_1, \dots, \log v_M, \log q, \log s^2)` alone, in which gradient and Fisher information are cheap.
+With :math:`u = P^{-1} c`, :math:`T = I - q P^{-1}` and :math:`t_j = \operatorname{tr} T_{jj}`,
+
+.. math:: g_j = \tfrac12 \bigl(q\, u_j^\top u_j - t_j\bigr), \qquad F_{jk} = \tfrac12 \|T_{jk}\|^2,
+    \qquad F_{js} = \tfrac12 t_j - \sum_k F_{jk},
+
+where j, k are functions and the blocks run over components. The covariance of y is a sum of one matrix for each
+function and one for the noise, which gives the last formula and :math:`F_{ss}`; q divides all of the former. Where
+weights are correlated, a change of V is :math:`V^{1/2} E V^{1/2}` with a symmetric E in place of the change of one
+:math:`\log v_j`: :math:`t_j` becomes :math:`\operatorname{tr} T E` and :math:`F_{jk}` becomes
+:math:`\tfrac12 \operatorname{tr} T E_j T E_k`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-import gpytorch
-import numpy as np
-import scipy.optimize
 import torch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch import Tensor
 
 from ..features.covariance import Covariance
-from ..features.represented import MAX_LEARNED_MISSING, ModeGrid
-from ..features.separable import SeparableKernel
 from .conditional import Conditional, whitened_precision
 from .sums import FactorSums
+
+#: Mixtures of components with less prior precision than this, relative to the largest, count as zero.
+COLLINEAR = 1e-10
 
 
 @dataclass
@@ -61,193 +68,100 @@ class FactorData:
         square = sums.square + (raw * (2 * sums.rhs + product)).sum()
         return cls(gram, sums.rhs + product, square, sums.count)
 
+    def mixed(self, form: Tensor) -> FactorData:
+        """
+        The same data for mixtures of the components whose prior precision is a multiple of the identity. Directions in
+        which components do not differ, and the prior says nothing, are left out.
 
-def log_evidence(data: FactorData, covariance: Covariance, prior: Tensor, noise: Tensor) -> Tensor:
+        :param form: H, the prior precision over components but for a multiplier, `(R, R)`.
+        """
+        scale = form.diagonal().clamp(min=torch.finfo(form.dtype).tiny).rsqrt()
+        values, vectors = torch.linalg.eigh(form * scale.unsqueeze(-1) * scale)
+        kept = values > COLLINEAR * values[-1]
+        mixture = scale.unsqueeze(-1) * vectors[:, kept] * values[kept].rsqrt()  # (R, R')
+        rank, size = self.rhs.shape
+        right = torch.einsum("isk,st->itk", self.gram.reshape(-1, rank, size), mixture)  # (R M, R', M)
+        gram = (mixture.mT @ right.reshape(rank, -1)).reshape(-1, size, mixture.shape[1], size)
+        return replace(self, gram=gram, rhs=mixture.mT @ self.rhs)
+
+
+class FactorEvidence:
     r"""
-    :math:`\log p(y \mid A_{-d}, \theta)`, a scalar, differentiable in all but the data.
+    :math:`\log p(y \mid A_{-d}, \theta)` at one value of the hyperparameters.
 
-    :param data: Sums over the data.
+    :param data: Sums over the data, components :meth:`~FactorData.mixed`.
     :param covariance: V, of M weights.
-    :param prior: Q, the prior precision of the whitened weights over components, `(R, R)`.
+    :param strength: q, the prior precision of the whitened weights.
     :param noise: :math:`s^2`.
     """
-    variances = covariance.variances.clamp(min=1e-250)  # the root of zero has no gradient
-    precision = whitened_precision(data.gram, Covariance(variances / noise, covariance.mixing), prior)
-    integral = _LogIntegral.apply(precision, (covariance.mix(data.rhs) * variances.sqrt() / noise).reshape(-1))
-    logdet_prior = Conditional(prior).logdet() * variances.shape[0]
-    misfit = data.count * torch.log(2 * math.pi * noise) + data.square / noise
-    return integral + (logdet_prior - misfit) / 2
 
+    def __init__(self, data: FactorData, covariance: Covariance, strength: Tensor, noise: Tensor):
+        variances = covariance.variances.clamp(min=1e-250)
+        self.strength, self.count, self.misfit = strength, data.count, data.square / noise
+        self.log_noise = torch.log(2 * math.pi * noise)
+        rank = data.rhs.shape[0]
+        prior = strength * torch.eye(rank, dtype=strength.dtype, device=strength.device)
+        self.precision = whitened_precision(data.gram, Covariance(variances / noise, covariance.mixing), prior)
+        self.conditional = Conditional(self.precision)
+        c = (covariance.mix(data.rhs) * variances.sqrt() / noise).reshape(-1)
+        mean = self.conditional.solve(c)
+        self.explained = c @ mean
+        self.mean = mean.reshape(data.rhs.shape)  # (R, M)
 
-class _LogIntegral(torch.autograd.Function):
-    r"""
-    :math:`\log \int e^{-w^\top P w / 2 + c^\top w} dw = \tfrac12 (c^\top P^{-1} c - \log |P|)` + const.
+    def value(self) -> float:
+        """The log density."""
+        logdet = self.mean.numel() * self.strength.log() - self.conditional.logdet()
+        return float(logdet + self.explained - self.count * self.log_noise - self.misfit) / 2
 
-    Its gradient needs no derivative of the Cholesky factor: with :math:`u = P^{-1} c` it is
-    :math:`-\tfrac12 (P^{-1} + u u^\top)` in P and u in c.
-    """
+    @cached_property
+    def _determined(self) -> Tensor:
+        """T: how far each weight is determined by the data, `(R M, R M)`."""
+        determined = self.conditional.covariance().mul_(-self.strength)
+        determined.diagonal().add_(1.0)
+        return determined
 
-    @staticmethod
-    def forward(ctx: Any, precision: Tensor, c: Tensor) -> Tensor:
-        conditional = Conditional(precision)
-        u = conditional.solve(c)
-        ctx.save_for_backward(conditional.factor, conditional.scale, u)
-        ctx.jitter = conditional.jitter
-        return (c @ u - conditional.logdet()) / 2
+    def derivatives(self, directions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        r"""
+        Gradient and Fisher information in K directions of V, in :math:`\log q` and in :math:`\log s^2`.
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        factor, scale, u = ctx.saved_tensors
-        inverse = Conditional.from_factor(factor, scale).covariance()
-        inverse.addr_(u, u).diagonal().mul_(1 + ctx.jitter)  # the jitter is a fraction of the diagonal
-        return inverse.mul_(-grad / 2), grad * u
-
-
-@dataclass
-class FactorEvidence:
-    """
-    The evidence of one factor as a function of hyperparameters.
-
-    :param data: Returns its sums.
-    :param prior: Returns Q for given noise variance and output scale.
-    """
-
-    data: Callable[[], FactorData]
-    prior: Callable[[Tensor, Tensor], Tensor]
-
-
-class HyperparameterStep:
-    """
-    A few quasi-Newton steps on the evidence of one factor, through the raw parameters of kernel and likelihood.
-
-    Constraints are those of the raw parameters, registered priors are added, and variances that the box cannot
-    represent are kept away from by a barrier. Parameters with ``requires_grad=False`` stay as they are.
-
-    :param separable: The kernel, read mode by mode.
-    :param modules: The kernel and the likelihood, GPyTorch modules.
-    :param noise: Returns the noise variance in the units of the sums.
-    :param outputscale: Returns the outermost output scale in the units of the sums.
-    :param grids: Points of each mode where its prior variance should be represented.
-    :param max_iterations: Quasi-Newton iterations per factor.
-    """
-
-    def __init__(
-        self,
-        separable: SeparableKernel,
-        modules: Sequence[gpytorch.Module],
-        noise: Callable[[], Tensor],
-        outputscale: Callable[[], Tensor],
-        grids: Sequence[Tensor],
-        *,
-        max_iterations: int = 5,
-    ):
-        self.separable, self.noise, self.outputscale = separable, noise, outputscale
-        self.max_iterations = max_iterations
-        self.parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
-        self.priors = [found[1:4] for module in modules for found in module.named_priors()]  # owner, prior, closure
-        self.grids = [ModeGrid(mode, grid) for mode, grid in zip(separable.modes, grids, strict=True)]
-        self.users = [
-            self._used_by(mode.covariance().numbers()) for mode in separable.modes
-        ]  # parameter numbers of each mode
-        self.common = self._used_by(noise()) | self._used_by(outputscale())
-
-    def _used_by(self, value: Tensor) -> set[int]:
-        if not value.requires_grad:
-            return set()
-        grads = torch.autograd.grad(value.sum(), self.parameters, allow_unused=True)
-        return {i for i, grad in enumerate(grads) if grad is not None}
-
-    def sharers(self, d: int) -> list[int]:
+        :param directions: E of each, `(K, M, M)`; by default those of :math:`\log v_1, \dots, \log v_M`.
+        :return: `(K + 2,)` and `(K + 2, K + 2)`.
         """
-        The modes that have a hyperparameter in common with a mode, itself included.
+        rank, size = self.mean.shape
+        blocks = self._determined.reshape(rank, size, rank, size)
+        total, total_square = self._determined.diagonal().sum(), self._determined.square().sum()
+        squares = self.strength * self.mean.square().sum()
+        if directions is None:
+            traces = self._determined.diagonal().reshape(rank, size).sum(0)  # tr T E, (K,)
+            energies = self.strength * self.mean.square().sum(0)  # q u' E u
+            pairs = blocks.square().sum((0, 2))  # tr T E T E, (K, K)
+            with_all = pairs.sum(1)  # tr T E T
+        else:
+            turned = torch.einsum("rjsk,pkl->prjsl", blocks, directions).flatten(3, 4).flatten(1, 2)  # T E
+            traces = turned.diagonal(dim1=1, dim2=2).sum(-1)
+            energies = self.strength * torch.einsum("rj,pjk,rk->p", self.mean, directions, self.mean)
+            pairs = torch.einsum("pij,qji->pq", turned, turned)
+            with_all = (turned * self._determined).sum((1, 2))
+        by_noise = self.misfit - self.explained - squares + total - self.count
+        gradient = torch.cat([energies - traces, torch.stack([total - squares, by_noise])]) / 2
+        with_noise, both = traces - with_all, total - total_square
+        fisher = pairs.new_empty(len(traces) + 2, len(traces) + 2)
+        fisher[:-2, :-2] = pairs
+        fisher[-2, :-2] = fisher[:-2, -2] = -with_all
+        fisher[-1, :-2] = fisher[:-2, -1] = with_noise
+        fisher[-2, -2], fisher[-1, -1] = total_square, self.count - total - both
+        fisher[-2, -1] = fisher[-1, -2] = -both
+        return gradient, fisher / 2
 
-        :param d: The mode.
+    def num_parameters(self) -> float:
+        r"""
+        The effective number of parameters of this factor alone: :math:`\operatorname{tr} T`, less the sizes of the
+        components, which belong to all factors.
         """
-        return [k for k, users in enumerate(self.users) if k == d or users & self.users[d]]
-
-    def __call__(self, d: int, evidences: Mapping[int, FactorEvidence]) -> None:
-        """
-        Improve the hyperparameters that mode d depends on, in place.
-
-        :param d: The mode.
-        :param evidences: The evidence of this mode, and of those it shares hyperparameters with as far as known.
-        """
-        chosen = [self.parameters[i] for i in sorted(self.users[d] | self.common)]
-        if not chosen:
-            return
-        terms: list[Callable[[], Tensor]] = [self._log_priors]
-        for k in self.sharers(d):
-            if k in evidences:
-                terms.append(self._term(k, evidences[k]))
-        _maximise(terms, chosen, self.max_iterations)
-
-    def _term(self, k: int, evidence: FactorEvidence) -> Callable[[], Tensor]:
-        data = evidence.data()
-
-        def term() -> Tensor:
-            noise, covariance = self.noise(), self.separable.modes[k].covariance()
-            value = log_evidence(data, covariance, evidence.prior(noise, self.outputscale()), noise)
-            return value - self._barrier(k, covariance) * data.count
-
-        return term
-
-    def _barrier(self, d: int, covariance: Covariance) -> Tensor:
-        """Quadratic in the fraction of prior variance that goes missing beyond what is tolerated."""
-        excess = self.grids[d].missing(covariance) - MAX_LEARNED_MISSING / len(self.grids)
-        return 1e4 * excess.clamp(min=0.0).square().mean()
-
-    def _log_priors(self) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64)
-        for owner, prior, closure in self.priors:
-            total = total + prior.log_prob(closure(owner)).double().sum().cpu()
-        return total
-
-
-def _maximise(terms: Sequence[Callable[[], Tensor]], parameters: Sequence[nn.Parameter], max_iterations: int) -> None:
-    """A few steps of L-BFGS-B on a sum, in place; parameters stay as they are where no step improves it."""
-    start = [parameter.detach().clone() for parameter in parameters]
-    best: tuple[float, list[Tensor]] = (-1e300, start)
-
-    def assign(flat: np.ndarray) -> None:
-        position = 0
-        for parameter in parameters:
-            piece = torch.as_tensor(flat[position : position + parameter.numel()])
-            parameter.data.copy_(piece.reshape(parameter.shape))
-            position += parameter.numel()
-
-    def negative(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal best
-        assign(flat)
-        value, gradient = 0.0, np.zeros_like(flat)
-        for term in terms:  # one graph at a time
-            with torch.enable_grad():
-                summand = term()
-                grads = torch.autograd.grad(summand, parameters, allow_unused=True) if summand.requires_grad else ()
-            value += summand.item()
-            pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=False)]
-            if pieces:
-                gradient = gradient + torch.cat([piece.reshape(-1).double() for piece in pieces]).cpu().numpy()
-        if not (math.isfinite(value) and np.isfinite(gradient).all()):
-            return 1e6 - best[0], np.zeros_like(flat)  # far worse, but not so much that the line search gives up
-        if value > best[0]:
-            best = value, [parameter.detach().clone() for parameter in parameters]
-        return -value, -gradient
-
-    center = torch.cat([parameter.reshape(-1).double() for parameter in start]).cpu().numpy()
-    unit = np.maximum(1.0, np.abs(center))  # raw parameters are logarithms where small and values where large
-
-    def scaled(step: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = negative(center + unit * step)
-        return value, unit * gradient
-
-    scipy.optimize.minimize(
-        scaled,
-        np.zeros_like(center),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(-1.0, 1.0)] * len(center),
-        options={"maxiter": max_iterations, "maxfun": 2 * max_iterations},
-    )
-    for parameter, value in zip(parameters, best[1], strict=True):
-        parameter.data.copy_(value)
+        rank, size = self.mean.shape
+        norms = self.mean.norm(dim=1)
+        unit = (self.mean / norms.unsqueeze(-1))[norms > 0]
+        blocks = self.precision.reshape(rank, size, rank, size)[norms > 0][:, :, norms > 0]
+        of_sizes = Conditional(torch.einsum("rjsk,rj,sk->rs", blocks, unit, unit))
+        sizes = len(unit) - float(self.strength * of_sizes.covariance().diagonal().sum())
+        return max(float(self._determined.diagonal().sum()) - sizes, 0.0)

@@ -19,10 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, InputError
+from .identity import Incomparable, module_identity
+from .lock import FileLock
 from .parallel import ONE_PROCESS, Processes
 from .training import Summary
 
-MAGIC = b"gpytorch_tkrr checkpoint 1\n"
+MAGIC = b"gpytorch_tkrr checkpoint 2\n"
+
+#: What a model itself holds, beside kernel, likelihood, mean, box and warp, that a fit depends on.
+MODEL_SETTINGS = ("rank", "num_basis", "adapts_num_basis", "max_num_basis", "fits_mean")
 
 
 class Checkpoint:
@@ -31,7 +36,11 @@ class Checkpoint:
 
     If the file exists, the fit starts from what it holds, provided that it was written by a fit of the same kind with
     the same settings, of the same model to the same data. In one process the end is the same, bit for bit, as without
-    the interruption. The file stays after the fit: remove it to fit anew.
+    the interruption. The file stays after the fit: remove it to fit anew. While a fit uses the file, no other can.
+
+    The model is compared as it is before the fit: classes, parameters, which of them are free, constraints, priors and
+    all other attributes of kernel, likelihood and mean; functions by their code. Weights of an earlier fit are not
+    compared, so that a fit that was interrupted in the same Python process can go on, too.
 
     :param path: The file.
     :param seconds: The least time between two writes; a fit writes at the end of its sweeps only.
@@ -56,6 +65,7 @@ class Checkpoint:
         self._identity: Mapping[str, Any] = {}
         self._processes = ONE_PROCESS
         self._written = -math.inf
+        self._lock = FileLock(self.path)
 
     def open(self, identity: Mapping[str, Any], processes: Processes = ONE_PROCESS) -> dict[str, Any] | None:
         """
@@ -66,6 +76,10 @@ class Checkpoint:
         """
         self._identity, self._processes = identity, processes
         return processes.collect(self._load)[0]
+
+    def close(self) -> None:
+        """Let others use the file; the fit is over."""
+        self._lock.release()
 
     def save(self, state: Callable[[], dict[str, Any]], *, last: bool = False) -> None:
         """
@@ -81,12 +95,27 @@ class Checkpoint:
     def _load(self) -> dict[str, Any] | None:
         if self._processes.rank != 0:
             return None
+        for name, value in self._identity.items():
+            if isinstance(value, Incomparable):
+                raise CheckpointError(
+                    f"{name} is a {value}, which cannot be compared with that of another fit. Keep it out of the "
+                    "model, or fit without a checkpoint."
+                )
         folder = self.path.parent
         if not folder.is_dir():
             raise CheckpointError(f"The folder of the checkpoint {self.path} does not exist. Make it first.")
         if self.path.is_dir() or not os.access(folder, os.W_OK):
             raise CheckpointError(f"The checkpoint {self.path} is a folder, or lies in one that cannot be written to.")
-        return self._read() if self.path.exists() else None
+        self.close()  # a fit that failed early may have left it open
+        if not self._lock.acquire():
+            raise CheckpointError(
+                f"The checkpoint {self.path} is used by another fit that is running. Name another file."
+            )
+        try:
+            return self._read() if self.path.exists() else None
+        except CheckpointError:
+            self.close()
+            raise
 
     def _write(self, content: dict[str, Any]) -> None:
         buffer = io.BytesIO()
@@ -166,10 +195,11 @@ def fit_identity(kind: str, model: nn.Module, summary: Summary, **settings: Any)
     """
     data = {f"data.{name}": getattr(summary, name) for name in ("num_rows", "num_dims", "mean", "variance")}
     data.update({f"data.{name}": getattr(summary, name).cpu() for name in ("lower", "upper", "fingerprint")})
-    values = {f"model.{name}": tensor.detach().clone().cpu() for name, tensor in model.named_parameters()}
-    values.update({f"model.{name}": tensor.detach().clone().cpu() for name, tensor in model.named_buffers()})
-    sizes = {f"model.{name}": getattr(model, name) for name in ("rank", "num_basis") if hasattr(model, name)}
-    return {"kind": kind, **settings, **data, **sizes, "model": str(model), **values}
+    identity = {"kind": kind, **settings, **data}
+    identity.update({f"model.{name}": getattr(model, name) for name in MODEL_SETTINGS if hasattr(model, name)})
+    for name, module in model.named_children():
+        identity.update(module_identity(module, f"model.{name}"))
+    return identity
 
 
 def require_same_fit(identity: Mapping[str, Any], processes: Processes) -> None:

@@ -16,6 +16,9 @@ from ..errors import InputError
 from .parallel import ONE_PROCESS, Processes, as_processes
 from .source import Batch, Source, as_source, checked_batches, read_batch
 
+#: Inputs and targets beyond this, and ranges below its inverse, are refused.
+LARGEST = 1e100
+
 #: Rows that the sample of a summary holds at most.
 SAMPLE_ROWS = 16384
 
@@ -193,6 +196,7 @@ class TrainingData:
         if not present:
             raise InputError("There are no rows of data.")
         total = reduce(operator.add, present)
+        _require_moderate(total)
         before = [summary.num_rows for summary in summaries[: self.processes.rank] if summary is not None]
         return total if self.device is None else total.to(self.device), sum(before), all(kept)
 
@@ -211,6 +215,26 @@ class TrainingData:
                 kept.append(_copy(batch))
         self.own, self._kept = total, kept
         return total if total is None or self.processes.size == 1 else total.to("cpu"), kept is not None
+
+
+def _require_moderate(summary: Summary) -> None:
+    """An error for inputs and targets whose squares, or those of their range, floating-point numbers cannot hold."""
+    size = torch.maximum(summary.lower.abs(), summary.upper.abs())
+    width = summary.upper - summary.lower
+    extreme = (size > LARGEST) | ((width > 0) & (width < 1 / LARGEST))
+    if extreme.any():
+        column = int(extreme.nonzero()[0, 0])
+        raise InputError(
+            f"Column {column} of the inputs reaches from {float(summary.lower[column]):.3g} to "
+            f"{float(summary.upper[column]):.3g}. Scale it: values beyond {LARGEST:g}, and ranges below "
+            f"{1 / LARGEST:g}, overflow when they are squared."
+        )
+    deviation = math.sqrt(summary.variance) if math.isfinite(summary.variance) else math.inf
+    if max(abs(summary.mean), deviation) > LARGEST or 0 < deviation < 1 / LARGEST:
+        raise InputError(
+            f"The targets have the mean {summary.mean:.3g} and the standard deviation {deviation:.3g}. Scale them: "
+            f"values beyond {LARGEST:g}, and deviations below {1 / LARGEST:g}, overflow when they are squared."
+        )
 
 
 def _summary(batch: Batch) -> Summary:

@@ -167,3 +167,12 @@ def as_inputs(x: Tensor) -> Tensor:
     if not len(rows):
         raise InputError(f"Inputs must have shape (..., N, D) with N >= 1 and D >= 1; got {tuple(x.shape)}.")
     return rows
+
+
+def at_least_single(x: Tensor) -> Tensor:
+    """
+    The same numbers, as float32 where they are of half precision: GPyTorch's algebra has no halves.
+
+    :param x: A tensor.
+    """
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..cp.conditional import Conditional, whitened_precision
 from ..cp.design import Design
-from ..cp.evidence import FactorData, FactorEvidence, HyperparameterStep
+from ..cp.evidence import FactorData
 from ..cp.penalty import FrobeniusPenalty, Penalty
 from ..cp.sums import FactorSums
 from ..cp.weights import CPWeights, clamped_exp
@@ -25,13 +25,15 @@ from ..data.checkpoint import Checkpoint, as_checkpoint, fit_identity, move_tens
 from ..data.parallel import as_processes
 from ..data.progress import progress_bar
 from ..data.training import TrainingData
-from ..errors import InputError, StalePosteriorWarning
+from ..errors import ConstraintWarning, InputError, StalePosteriorWarning
 from ..features.covariance import Covariance, covariance_state, covariances_from_state
 from ..features.represented import range_grids
 from ..features.separable import SeparableKernel
 from ..model.laplace import LaplacePosterior, laplace_blocks
 from ..model.rollback import rollback_on_error
+from .hyperparameters import Hyperparameters, require_representable
 from .results import ALSResult
+from .scoring import FactorTerm, HyperparameterStep
 
 if TYPE_CHECKING:
     from ..model.tkrr import TKRR
@@ -123,6 +125,8 @@ def fit_als(
                                 learn_hyperparameters=learn_hyperparameters, **starts)  # fmt: skip
         require_same_fit(identity, processes)
         saved = checkpoint.open(identity, processes)
+        if learn_hyperparameters:
+            require_representable(model, training.summary.variance)
         if learn_hyperparameters and not model.is_fitted:
             _start_scales(model, training.summary.variance)
         fit = ALSFit(model, training, penalty, learn_hyperparameters, memory)
@@ -151,9 +155,10 @@ def fit_als(
             fit.store(None)
         finally:
             bar.close()
+            checkpoint.close()
     result.objective = [value * training.scale**2 for value in result.objective]
     if learn_hyperparameters:
-        result.message += _at_noise_bound(model)
+        result.message += _at_noise_bound(model, training.scale)
         model.warn_if_missing(training.summary.lower, training.summary.upper)
     return result
 
@@ -166,25 +171,28 @@ def _append(model: TKRR, x: Tensor, y: Tensor) -> None:
 
 
 def _start_scales(model: TKRR, variance: float) -> None:
-    """Bring noise and output scale near the targets' variance where they are orders of magnitude away from it."""
+    """
+    Let noise and output scale start near the targets' variance where they say nothing about it: GPyTorch's default
+    values, and those that are orders of magnitude away.
+    """
     if variance == 0:
         return  # constant targets are no scale
     assert model.covar_module is not None
-    for parameter in (*model.likelihood.parameters(), *model.covar_module.parameters()):
-        if parameter.requires_grad and not 1e3 * variance < torch.finfo(parameter.dtype).max:
-            raise InputError(
-                f"The variance of the targets, {variance:.2g}, is too large for hyperparameters of dtype "
-                f"{parameter.dtype}. Scale the targets down, or make kernel and likelihood float64 by .double()."
-            )
     model.observation.start_noise(variance)
     separable = model.separate()
     scale = separable.scales[0] if separable.scales else None
     total = float(separable.outputscale())
-    if scale is not None and scale.raw_outputscale.requires_grad and not 1e-4 <= total / variance <= 1e4:
-        scale.initialize(outputscale=float(scale.outputscale) * variance / total)
+    if scale is not None and scale.raw_outputscale.requires_grad:
+        is_default = not scale.raw_outputscale.detach().any()
+        if is_default or not 1e-4 <= total / variance <= 1e4:
+            scale.initialize(outputscale=scale.outputscale.double() * (variance / total))
 
 
-def _at_noise_bound(model: TKRR) -> str:
+def _at_noise_bound(model: TKRR, scale: float) -> str:
+    """A sentence where the noise lies at its bound, and the warning of :func:`~gpytorch_tkrr.fit_gibbs`."""
+    concern = model.observation.augmentation(scale, 0.0).concern({"noise": model.noise().detach().reshape(1)})
+    if concern is not None:
+        warnings.warn(concern, ConstraintWarning, stacklevel=4)
     bound = model.observation.noise_bound()
     if bound is None or float(model.noise()) > 1.01 * bound:
         return ""
@@ -212,15 +220,16 @@ def _run(
         after_update()
     while result.sweeps < num_sweeps and not result.converged:
         before = result.objective[-1]
-        for d in order:
-            fit.update(d, result.objective)
+        learns = fit.step is not None and (result.sweeps > 0 or last == 0)  # not before one plain sweep
+        for position, d in enumerate(order):
+            fit.update(d, result.objective, learn=learns and (position < last or d == 0))  # once for each mode
             after_update()
         result.sweeps += 1
         after = result.objective[-1]
         is_over = result.sweeps == num_sweeps
         if last > 0 and fit.restarts and not is_over and after > (1 - 1e-9) * fit.total:
             fit.restart(generator, after)  # nothing explained: another start
-        elif rel_tol > 0 and abs(before - after) <= rel_tol * abs(before):
+        elif learns == (fit.step is not None) and rel_tol > 0 and abs(before - after) <= rel_tol * abs(before):
             is_over = result.converged = True
         checkpoint.save(lambda: fit.state(result, generator), last=is_over)
     if result.converged:
@@ -280,8 +289,14 @@ class ALSFit:
         summary = self.training.summary
         grids = range_grids(summary.lower, summary.upper)
         with torch.enable_grad():
-            modules = [self.model.covar_module, self.model.likelihood]
-            return HyperparameterStep(self.separable, modules, self.noise, self.outputscale, grids)
+            hyperparameters = Hyperparameters(
+                self.model.covar_module,
+                self.separable,
+                (summary.upper - summary.lower) / 2,
+                likelihood=self.model.likelihood,
+                unit=self.training.scale**2,
+            )
+        return HyperparameterStep(self.separable, hyperparameters, self.noise, self.outputscale, grids)
 
     def start(self, initial_factors: Sequence[Tensor] | None, generator: torch.Generator) -> None:
         """Given factors, those of an earlier fit, or a random start."""
@@ -324,12 +339,12 @@ class ALSFit:
         """Root-mean-square over the data of each column's function; never zero for a column that is not."""
         raw, gram = self.covariances[d].unwhiten(factor), self.marginals[d][0]
         squares = ((raw @ gram) * raw).sum(-1)
-        squares = squares + 1e-16 * gram.diagonal().mean() * raw.square().sum(-1)
+        squares = squares + 1e-16 * (gram.diagonal() * raw.square()).sum(-1)  # functions may have units of their own
         tiny = squares <= torch.finfo(torch.float64).tiny
         return torch.where(tiny, factor.norm(dim=-1), squares.clamp(min=0).sqrt())
 
-    def update(self, d: int, objective: list[float]) -> None:
-        """Solve for one factor."""
+    def update(self, d: int, objective: list[float], *, learn: bool = False) -> None:
+        """Solve for one factor, after a step on its hyperparameters where these are to be learned."""
         weights = self.weights
         scale = clamped_exp(weights.log_scale())
         sums = self.design.sums(d, self.raw, scale)
@@ -338,11 +353,10 @@ class ALSFit:
         raw = self.covariances[d].unwhiten(current)
         data = FactorData.from_residuals(sums, gram, raw)
         self.total = float(data.square)
-        learn = self.step is not None and len(objective) >= 2 * self.num_dims - 1  # not before one plain sweep
         if self.step is not None:
             self.memories[d] = _Memory(sums, raw, self.penalty.form(weights, d))
         if learn:
-            self._learn(d)
+            self._learn(d, data)
         strength, form = self.strength(), self.penalty.form(weights, d)
         rhs, square, penalty = sums.rhs, float(sums.square), float(self.penalty.value(weights))
         if learn or not square + float(strength) * penalty <= self.total:
@@ -380,25 +394,26 @@ class ALSFit:
         if objective and self.fallback is None:
             objective[-1] = square + float(self.strength() * self.penalty.value(self.weights))
 
-    def _evidence(self, memory: _Memory) -> FactorEvidence:
+    def _term(self, memory: _Memory) -> FactorTerm:
         """Sums stay small until the Gram matrix is made of them."""
         weights = self.weights
+        return FactorTerm(
+            lambda: FactorData.from_residuals(memory.sums, memory.sums.gram(), memory.raw).mixed(memory.form),
+            lambda noise, outputscale: self.penalty.strength_for(noise, outputscale, weights),
+        )
 
-        def prior(noise: Tensor, outputscale: Tensor) -> Tensor:
-            return self.penalty.strength_for(noise, outputscale, weights) / noise * memory.form
-
-        return FactorEvidence(lambda: FactorData.from_residuals(memory.sums, memory.sums.gram(), memory.raw), prior)
-
-    def _learn(self, d: int) -> None:
+    def _learn(self, d: int, data: FactorData) -> None:
         """Improve the hyperparameters by this factor's evidence; all functions stay as they are."""
         assert self.step is not None
         sharers = self.step.sharers(d)
         if len(sharers) > 2 and d not in (sharers[0], sharers[-1]):
-            return  # the sum over many modes is dear: twice per sweep is enough
-        with rollback_on_error(self.model):  # Ctrl-C keeps the fit: not with hyperparameters that were only tried
-            self.step(d, {k: self._evidence(memory) for k, memory in self.memories.items()})
-        for k, mode in enumerate(self.separable.modes):
-            old, new = self.covariances[k], mode.covariance().detach()
+            return  # the sum over many modes is costly: twice per sweep is enough
+        terms = {k: self._term(self.memories[k]) for k in sharers if k in self.memories}
+        mixed = data.mixed(self.memories[d].form)
+        terms[d].data = lambda: mixed
+        self.step(d, terms)
+        for k in sharers:
+            old, new = self.covariances[k], self.separable.modes[k].covariance()
             if not new.equals(old):
                 self.weights.set_factor(k, new.rewhiten(self.weights.factors[k], old))
             self.covariances[k] = new
@@ -418,6 +433,7 @@ class ALSFit:
             "fallback": fallback,
             "memories": {d: (m.sums.pack(), m.raw, m.form) for d, m in self.memories.items()},
             "parameters": [parameter.detach() for parameter in self.model.parameters()],
+            "step": None if self.step is None else self.step.state(),
         }
 
     def restore(self, state: dict[str, Any], result: ALSResult, generator: torch.Generator) -> None:
@@ -436,6 +452,8 @@ class ALSFit:
         for d, (packed, raw, form) in state["memories"].items():
             sums = FactorSums.zeros(self.design.tables[d], self.model.rank, device).unpack(packed)
             self.memories[d] = _Memory(sums, raw, form)
+        if self.step is not None:
+            self.step.restore(state["step"])
         for parameter, value in zip(self.model.parameters(), state["parameters"], strict=True):
             parameter.data.copy_(value)
         self.design.reset()

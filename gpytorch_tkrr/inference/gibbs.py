@@ -36,7 +36,7 @@ from ..model.likelihoods.base import Parameters
 from ..model.rollback import rollback_on_error
 from .als import near_constant
 from .diagnostics import effective_sample_size, split_rhat
-from .hyperparameters import Hyperparameters
+from .hyperparameters import Hyperparameters, require_representable
 from .results import GibbsResult
 from .sampler import GibbsSampler, GibbsState
 
@@ -121,6 +121,7 @@ def fit_gibbs(
         processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
         training = model.training_data(data, processes, memory=memory)
         model.prepare(training)
+        require_representable(model, training.summary.variance)
         identity = fit_identity(
             "fit_gibbs", model, training.summary, seed=seed, num_warmup=num_warmup, num_draws=num_draws,
             num_chains=num_chains,
@@ -152,6 +153,7 @@ def fit_gibbs(
                 chains.append(fit.finish_chain(run))
         finally:
             bar.close()
+            checkpoint.close()
         return fit.finish(chains)
 
 

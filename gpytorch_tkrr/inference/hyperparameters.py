@@ -1,10 +1,11 @@
-r"""A kernel's free hyperparameters as one vector of unconstrained coordinates, with their prior density.
+r"""The free hyperparameters of a kernel, and of a likelihood, as one vector of coordinates, with their prior density.
 
 Positive parameters are seen through their logarithm, others as they are. Priors registered on the kernel object are
 honoured; a parameter without one gets a weak default on its coordinate u:
 
 - a lengthscale: :math:`u \sim N(\log h, 0.6^2)` with h half the range of its input dimension;
 - the variance of a constant: :math:`u \sim N(u_0, \min(1.5^2, 4^2 / D))`, since D of them are multiplied;
+- a noise variance: an inverse Gamma distribution of shape 1 and scale 0.005 times the variance of the targets;
 - any other: :math:`u \sim N(u_0, 1.5^2)` with :math:`u_0` the value that the first fit starts from.
 
 Bounds of registered constraints cut all of them off.
@@ -13,16 +14,24 @@ Bounds of registered constraints cut all of them off.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel, PeriodicKernel
+from gpytorch.likelihoods import Likelihood
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..features.separable import SeparableKernel
+from ..model.likelihoods.noise import NOISE_SCALE, NOISE_SHAPE
+
+if TYPE_CHECKING:
+    from ..model.tkrr import TKRR
 
 LENGTHSCALE_SPREAD = 0.6
 DEFAULT_SPREAD = 1.5
@@ -52,33 +61,76 @@ class _Slot:
         """Whether it is a lengthscale, going by its name."""
         return self.name.split("[")[0].endswith("lengthscale")
 
+    @property
+    def is_noise(self) -> bool:
+        """Whether it is a noise variance, going by its name."""
+        return self.name.startswith("likelihood.") and self.name.split("[")[0].endswith("noise")
+
+    @cached_property
+    def bounds(self) -> tuple[float, float]:
+        """The coordinates that its constraint allows, a little inside of the bounds themselves."""
+        if self.constraint is None:
+            return -math.inf, math.inf
+        low, high = float(self.constraint.lower_bound.min()), float(self.constraint.upper_bound.max())
+        low, high = (b if math.isinf(b) else b + sign * BOUND_MARGIN * abs(b) for b, sign in ((low, 1), (high, -1)))
+        if not self.is_log:
+            return low, high
+        return math.log(low) if low > 0 else -math.inf, math.log(high)
+
+    def step(self, order: int) -> float:
+        """
+        A change of the coordinate, for differences of an order, that its dtype resolves.
+
+        :param order: 1 or 2.
+        """
+        size = 1.0 if self.is_log else max(1.0, abs(float(self.parameter.detach().reshape(-1)[self.position])))
+        return size * torch.finfo(self.parameter.dtype).eps ** (0.4 if order == 1 else 0.25)
+
+
+#: How close to a bound a coordinate that is learned may come, as a fraction of the width or of the bound.
+BOUND_MARGIN = 1e-4
+
 
 class Hyperparameters:
     """
-    The free hyperparameters of a separable kernel.
+    The free hyperparameters of a separable kernel, and those of a likelihood where one is given.
 
     :param kernel: The kernel object that holds the raw parameters.
     :param separable: The same kernel, read mode by mode.
     :param half_range: Half the range of each input dimension, `(D,)`.
     :param centers: Centres of the default priors by name, from an earlier fit; by default they are set from the data
         and the current values.
+    :param likelihood: A likelihood whose parameters are learned too.
+    :param unit: The variance of the targets.
     """
 
     def __init__(
-        self, kernel: Kernel, separable: SeparableKernel, half_range: Tensor, centers: dict[str, float] | None = None
+        self,
+        kernel: Kernel,
+        separable: SeparableKernel,
+        half_range: Tensor,
+        centers: dict[str, float] | None = None,
+        *,
+        likelihood: Likelihood | None = None,
+        unit: float = 1.0,
     ):
-        self.kernel = kernel
+        self.kernel, self.likelihood, self.unit = kernel, likelihood, unit
         self.separable = separable
         self.slots: list[_Slot] = []
-        for name, parameter, constraint in kernel.named_parameters_and_constraints():
+        found = [("", *item) for item in kernel.named_parameters_and_constraints()]
+        if likelihood is not None:
+            found += [("likelihood.", *item) for item in likelihood.named_parameters_and_constraints()]
+        for prefix, name, parameter, constraint in found:
             if parameter.requires_grad:
                 is_log = constraint is not None and bool((constraint.lower_bound >= 0).all())
-                short = name.replace("raw_", "")
+                short = prefix + name.replace("raw_", "")
                 for i in range(parameter.numel()):
                     label = short if parameter.numel() == 1 else f"{short}[{i}]"
                     self.slots.append(_Slot(label, parameter, constraint, i, is_log))
         self.variance_users = [self._slots_of(mode.covariance().numbers()) for mode in separable.modes]
         self.scale_users = self._slots_of(separable.outputscale())
+        noise = getattr(likelihood, "noise", None)
+        self.noise_users = self._slots_of(noise) if isinstance(noise, Tensor) else set()
         self.users = [users | self.scale_users for users in self.variance_users]  # slots that each mode depends on
         self.own: list[list[int]] = []  # slots that only this mode depends on
         self.shared: list[list[int]] = []  # slots that it has in common with others
@@ -88,6 +140,7 @@ class Hyperparameters:
             self.shared.append(sorted(users & others))
         self._coordinates = self._read()  # the kernel object is changed through `set` alone
         self._registered = self._find_registered()
+        self._covered = set().union(*(slots for slots, *_ in self._registered))  # slots with a registered prior
         self.centers = self._default_centers(half_range) if centers is None else centers
         self.spreads = [self._default_spread(slot) for slot in self.slots]
 
@@ -113,11 +166,12 @@ class Hyperparameters:
     def _find_registered(self) -> list[tuple[set[int], Any, Any, Any]]:
         """Registered priors with the slots they speak about."""
         found = []
-        for _, module, prior, closure, _ in self.kernel.named_priors():
+        modules = [self.kernel] if self.likelihood is None else [self.kernel, self.likelihood]
+        for _, owner, prior, closure, _ in (item for module in modules for item in module.named_priors()):
             with torch.enable_grad():
-                slots = self._slots_of(closure(module))
+                slots = self._slots_of(closure(owner))
             if slots:
-                found.append((slots, module, prior, closure))
+                found.append((slots, owner, prior, closure))
         return found
 
     def _default_centers(self, half_range: Tensor) -> dict[str, float]:
@@ -152,13 +206,14 @@ class Hyperparameters:
 
     def _read(self) -> list[float]:
         """All coordinates, from the kernel object."""
-        values = []
-        for slot in self.slots:
-            raw = slot.parameter.detach().reshape(-1)[slot.position].double()
-            if slot.constraint is not None:
-                raw = slot.constraint.transform(raw).reshape(())
-            values.append(float(raw.log() if slot.is_log else raw))
-        return values
+        return [self._read_one(slot) for slot in self.slots]
+
+    @staticmethod
+    def _read_one(slot: _Slot) -> float:
+        raw = slot.parameter.detach().reshape(-1)[slot.position].double()
+        if slot.constraint is not None:
+            raw = slot.constraint.transform(raw).reshape(())
+        return float(raw.log() if slot.is_log else raw)
 
     def set(self, index: Sequence[int], coordinates: Tensor) -> bool:
         """
@@ -191,20 +246,98 @@ class Hyperparameters:
 
         :param index: Which ones.
         """
-        total, chosen = 0.0, set(index)
-        covered: set[int] = set()
-        for slots, module, prior, closure in self._registered:
-            covered |= slots
-            if slots & chosen:
-                total += float(prior.log_prob(closure(module)).sum())
-        for i in index:
-            slot = self.slots[i]
-            u = self._coordinates[i]
-            if i in covered:
-                total += u if slot.is_log else 0.0  # density of the logarithm
-            else:
-                total -= 0.5 * ((u - self.centers[slot.name]) / self.spreads[i]) ** 2
-        return total
+        jacobian = sum(self._coordinates[i] for i in index if i in self._covered and self.slots[i].is_log)
+        return self.log_penalty(index) + jacobian
+
+    def log_penalty(self, index: Sequence[int]) -> float:
+        """
+        What point estimates add to the evidence: as :meth:`log_prior`, but registered priors are densities of the
+        values themselves, as in GPyTorch's marginal likelihoods.
+
+        :param index: Which ones.
+        """
+        total = sum(self._default(i)[0] for i in index if i not in self._covered)
+        return total + self._log_registered(set(index))
+
+    def expand_log_penalty(self, index: Sequence[int]) -> tuple[float, Tensor, Tensor]:
+        """
+        :meth:`log_penalty`, its gradient `(P,)` and the negative of its second derivatives, none below zero, `(P, P)`.
+
+        :param index: Which ones.
+        """
+        value = self.log_penalty(index)
+        gradient, curvature = torch.zeros(2, len(index), dtype=torch.float64)
+        for n, i in enumerate(index):
+            if i not in self._covered:
+                _, gradient[n], curvature[n] = self._default(i)
+                continue
+            here = self._log_registered({i})
+            step, u = self.slots[i].step(2), self._coordinates[i]
+            sides = []
+            for sign in (1, -1):
+                if self.set([i], torch.tensor([u + sign * step], dtype=torch.float64)):
+                    sides.append(self._log_registered({i}))
+            self.set([i], torch.tensor([u], dtype=torch.float64))
+            if len(sides) == 2:
+                gradient[n] = (sides[0] - sides[1]) / (2 * step)
+                curvature[n] = max((2 * here - sides[0] - sides[1]) / step**2, 0.0)
+        return value, gradient, curvature.diag()
+
+    def _log_registered(self, chosen: Collection[int]) -> float:
+        found = (
+            (prior, closure, module)
+            for slots, module, prior, closure in self._registered
+            if not slots.isdisjoint(chosen)
+        )
+        return sum(float(prior.log_prob(closure(module)).sum()) for prior, closure, module in found)
+
+    def _default(self, i: int) -> tuple[float, float, float]:
+        """Log density of a coordinate's default prior, its slope, and its curvature downwards."""
+        u, slot = self._coordinates[i], self.slots[i]
+        if slot.is_noise:
+            pull = NOISE_SCALE * self.unit * math.exp(-u)
+            return -NOISE_SHAPE * u - pull, pull - NOISE_SHAPE, pull
+        away = (u - self.centers[slot.name]) / self.spreads[i]
+        return -0.5 * away**2, -away / self.spreads[i], 1 / self.spreads[i] ** 2
+
+    def inside(self, index: Sequence[int], coordinates: Tensor) -> Tensor:
+        """
+        Coordinates moved to the nearest ones that the constraints allow.
+
+        :param index: Which ones.
+        :param coordinates: Their values.
+        """
+        bounds = torch.tensor([self.slots[i].bounds for i in index], dtype=torch.float64)
+        return torch.minimum(torch.maximum(coordinates, bounds[:, 0]), bounds[:, 1])
+
+    def held(self, index: Sequence[int], direction: Tensor) -> Tensor:
+        """
+        Which coordinates are at a bound that a direction points beyond.
+
+        :param index: Which ones.
+        :param direction: The direction.
+        """
+        coordinates = self.get(index)
+        bounds = torch.tensor([self.slots[i].bounds for i in index], dtype=torch.float64)
+        margin = BOUND_MARGIN * (1 + coordinates.abs())
+        low, high = coordinates <= bounds[:, 0] + margin, coordinates >= bounds[:, 1] - margin
+        return (low & (direction < 0)) | (high & (direction > 0))
+
+    @contextmanager
+    def nudged(self, i: int) -> Iterator[float]:
+        """
+        Change one coordinate a little, and back; the value is by how much it has changed.
+
+        :param i: Which one.
+        """
+        u, step = self._coordinates[i], self.slots[i].step(1)
+        before = self._read_one(self.slots[i])
+        if not self.set([i], torch.tensor([u + step], dtype=torch.float64)):
+            self.set([i], torch.tensor([u - step], dtype=torch.float64))
+        try:
+            yield self._read_one(self.slots[i]) - before
+        finally:
+            self.set([i], torch.tensor([u], dtype=torch.float64))
 
     def prior_draw(self, rng: np.random.Generator) -> Tensor:
         """
@@ -233,3 +366,20 @@ class Hyperparameters:
         is_log = torch.tensor([slot.is_log for slot in self.slots], dtype=torch.bool)
         values = values.cpu()
         self.set(index, torch.where(is_log, values.clamp(min=1e-300).log(), values))
+
+
+def require_representable(model: TKRR, variance: float) -> None:
+    """
+    An error where free parameters of a dtype are to take values that it cannot hold.
+
+    :param model: The model.
+    :param variance: The variance of the targets.
+    """
+    assert model.covar_module is not None
+    for parameter in (*model.likelihood.parameters(), *model.covar_module.parameters()):
+        limits = torch.finfo(parameter.dtype)
+        if parameter.requires_grad and not 1e3 * variance < limits.max:
+            raise InputError(
+                f"The variance of the targets, {variance:.2g}, is too large for hyperparameters of dtype "
+                f"{parameter.dtype}. Scale the targets down, or make kernel and likelihood float64 by .double()."
+            )

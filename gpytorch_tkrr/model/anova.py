@@ -9,7 +9,7 @@ from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, LinearKerne
 from linear_operator import to_dense
 from torch import Tensor, nn
 
-from ..errors import SizeError
+from ..errors import InputError, SizeError
 from ..features.expansion import Sum
 from ..features.finite import LinearTerm, register_finite_basis
 
@@ -67,6 +67,7 @@ def anova_kernel(
     center: float | Tensor = 0.0,
     half_range: float | Tensor = 1.0,
     outputscale: float = 1.0,
+    dtype: torch.dtype | None = None,
 ) -> ScaleKernel:
     r"""
     A product over dimensions of constant + linear + RBF kernels:
@@ -83,6 +84,7 @@ def anova_kernel(
     :param half_range: Half the range of the inputs, a number or `(D,)`: lengthscales start at half of it, and
         linear functions have their variance there.
     :param outputscale: The variance that f starts with in the middle of the inputs.
+    :param dtype: The dtype of its parameters, by default PyTorch's.
 
     Example:
         >>> from gpytorch_tkrr import anova_kernel
@@ -102,16 +104,28 @@ def anova_kernel(
     factors: list[Kernel] = []
     for d, (middle, half) in enumerate(zip(centers, half_ranges, strict=True)):
         half = half if half > 0 else 1.0
-        constant = ConstantKernel(active_dims=(d,))
-        constant.constant = torch.tensor(1.0)
-        linear = CenteredLinearKernel(middle, active_dims=(d,))
-        linear.variance = slope / half**2
-        smooth = ScaleKernel(RBFKernel(active_dims=(d,)))
-        smooth.outputscale, smooth.base_kernel.lengthscale = bend, half / 2
+        constant = ConstantKernel(active_dims=(d,)).double()
+        constant.constant = _double(1.0)
+        linear = CenteredLinearKernel(middle, active_dims=(d,)).double()
+        linear.variance = _double(slope / half**2)
+        smooth = ScaleKernel(RBFKernel(active_dims=(d,))).double()
+        smooth.outputscale, smooth.base_kernel.lengthscale = _double(bend), _double(half / 2)
         factors.append(AdditiveKernel(constant, linear, smooth))
-    kernel = ScaleKernel(ProductKernel(*factors) if num_dims > 1 else factors[0])
-    kernel.outputscale = outputscale / (1 + bend) ** num_dims
-    return kernel
+    kernel = ScaleKernel(ProductKernel(*factors) if num_dims > 1 else factors[0]).double()
+    kernel.outputscale = _double(outputscale / (1 + bend) ** num_dims)
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    for d, (factor, half) in enumerate(zip(factors, half_ranges, strict=True)):
+        if not all(bool(torch.isfinite(parameter.to(dtype)).all()) for parameter in factor.parameters()):
+            raise InputError(
+                f"Input dimension {d} has the half range {half:.3g}, whose square {dtype} cannot hold. Scale this "
+                "input to moderate numbers, or use float64."
+            )
+    return kernel.to(dtype)
+
+
+def _double(value: float) -> Tensor:
+    """GPyTorch's setters take a float through float32."""
+    return torch.tensor(value, dtype=torch.float64)
 
 
 def _per_dimension(name: str, value: float | Tensor, num_dims: int) -> list[float]:

@@ -60,8 +60,8 @@ class Setup:
                 center=(summary.upper + summary.lower) / 2,
                 half_range=(summary.upper - summary.lower) / 2,
                 outputscale=summary.variance or 1.0,
+                dtype=dtype,
             ).to(summary.lower.device)
-            kernel = kernel if dtype is None else kernel.to(dtype)
         domain = self.domain
         if domain is None:
             domain = choose_box(kernel, summary.lower, summary.upper, 0.01 / summary.num_dims)

@@ -30,7 +30,7 @@ from ..errors import (
     StalePosteriorWarning,
 )
 from ..features.basis import Basis
-from ..features.domain import Domain, as_inputs
+from ..features.domain import Domain, as_inputs, at_least_single
 from ..features.index_set import as_num_basis
 from ..features.represented import MAX_MISSING, ModeGrid, missing_of_modes, range_grids
 from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, separate
@@ -181,7 +181,8 @@ class TKRR(GP):
             if self.domain is not None and self.domain.num_dims is None:
                 self.domain = Domain(*self.domain.sides(summary.num_dims))
             if self.fits_mean:
-                self.mean_module.initialize(constant=summary.mean)
+                # A tensor, since GPyTorch would take a float through float32.
+                self.mean_module.initialize(constant=torch.tensor(summary.mean, dtype=torch.float64))
         if isinstance(data, TrainingData):
             self.center(data)
 
@@ -404,7 +405,7 @@ class TKRR(GP):
         :return: `(S, ..., n)`: row s is the same function in every call.
         """
         posterior = self._draws_posterior()
-        x = x.unsqueeze(-1) if x.dim() == 1 else x
+        x = at_least_single(x.unsqueeze(-1) if x.dim() == 1 else x)
         return self.mean_module(x) + posterior.functions(self.warped(x)).to(x.dtype)
 
     def predict(self, x: Tensor, **rows: Tensor | float) -> Prediction:
@@ -548,7 +549,7 @@ class TKRR(GP):
 
     def _checked_inputs(self, x: Tensor, finite: bool = True) -> Tensor:
         """Inputs `(..., n, D)`."""
-        x = x.unsqueeze(-1) if x.dim() == 1 else x
+        x = at_least_single(x.unsqueeze(-1) if x.dim() == 1 else x)
         if self.covar_module is None:
             raise NotFittedError("The model has neither kernel nor data. Give one of them, or load a state_dict.")
         if x.shape[-1] != self.num_dims:
@@ -672,4 +673,4 @@ def _checked(x: Tensor, y: Tensor) -> tuple[tuple[Tensor], Tensor]:
     if not torch.isfinite(y).all():
         first = int((~torch.isfinite(y)).nonzero()[0, 0])
         raise InputError(f"The targets hold NaN or infinite values (the first is in row {first}). Drop these rows.")
-    return (x.detach(),), y.detach()
+    return (at_least_single(x.detach()),), at_least_single(y.detach())

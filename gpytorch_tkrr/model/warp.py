@@ -101,6 +101,7 @@ class InputWarp(nn.Module):
 def _quantiles(values: Tensor) -> tuple[Tensor, Tensor]:
     """At most NUM_QUANTILES distinct values and their mid-ranks, from 0 to 1."""
     distinct, counts = values.unique(return_counts=True)
+    counts = counts.double()  # a quotient of integers would be float32, and so would the levels made of it
     ranks = counts.cumsum(0) - counts / 2
     ranks = (ranks - ranks[0]) / (ranks[-1] - ranks[0])
     if distinct.numel() > NUM_QUANTILES:

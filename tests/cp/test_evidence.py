@@ -7,7 +7,7 @@ from models import gaussian, rbf
 from torch.distributions import MultivariateNormal
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.cp.evidence import FactorData, log_evidence
+from gpytorch_tkrr.cp.evidence import FactorData, FactorEvidence
 from gpytorch_tkrr.features.covariance import Covariance
 
 
@@ -23,32 +23,81 @@ def random_problem(dense=False, num_rows=30, rank=2, size=4):
     return design, y, data, covariance, root @ root.mT + torch.eye(rank, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("dense", [False, True])
-def test_log_evidence_is_the_dense_gaussian_one(dense):
-    design, y, data, weights, prior = random_problem(dense)
-    noise = torch.tensor(0.3, dtype=torch.float64)
-    covariance = design @ torch.kron(torch.linalg.inv(prior).contiguous(), weights.to_dense()) @ design.mT
-    expected = MultivariateNormal(torch.zeros(30).double(), covariance + noise * torch.eye(30).double()).log_prob(y)
-    torch.testing.assert_close(log_evidence(data, weights, prior, noise), expected)
+def dense_covariance(design, form, eta):
+    """Of y, from the natural coordinates of the evidence."""
+    *log_variances, log_strength, log_noise = eta
+    variances = torch.stack(log_variances).exp().diag()
+    prior = torch.kron(torch.linalg.inv(log_strength.exp() * form).contiguous(), variances)
+    return design @ prior @ design.mT + log_noise.exp() * torch.eye(len(design), dtype=torch.float64)
 
 
-def test_log_evidence_gradients():
-    _, _, data, covariance, prior = random_problem(dense=True)
-    noise = torch.tensor(0.3, dtype=torch.float64)
-    parts = (covariance.variances, covariance.mixing, prior, noise)
+def test_the_evidence_and_its_derivatives_are_the_dense_gaussian_ones():
+    design, y, data, variances, form = random_problem()
+    strength, noise = torch.tensor(1.7, dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)
+    evidence = FactorEvidence(data.mixed(form), variances, strength, noise)
+    eta = torch.cat([variances.variances, strength.reshape(1), noise.reshape(1)]).log().requires_grad_()
+    covariance = dense_covariance(design, form, eta)
+    dense = MultivariateNormal(torch.zeros(30).double(), covariance).log_prob(y)
+    gradient, fisher = evidence.derivatives()
+    assert evidence.value() == pytest.approx(dense.item())
+    torch.testing.assert_close(gradient, torch.autograd.grad(dense, eta)[0])
+    slopes = torch.autograd.functional.jacobian(lambda e: dense_covariance(design, form, e), eta.detach())
+    whitened = [torch.linalg.solve(covariance.detach(), slope) for slope in slopes.unbind(-1)]
+    expected = torch.stack([torch.stack([torch.trace(a @ b) / 2 for b in whitened]) for a in whitened])
+    torch.testing.assert_close(fisher, expected)
 
-    def function(v, t, q, s):
-        return log_evidence(data, Covariance(v, t), (q + q.mT) / 2, s)
 
-    assert torch.autograd.gradcheck(function, [part.requires_grad_() for part in parts])
+def test_derivatives_where_weights_are_correlated():
+    design, y, data, covariance, form = random_problem(dense=True)
+    one = torch.ones((), dtype=torch.float64)
+    other = torch.randn(2, 4, 4, dtype=torch.float64)
+    changes = other @ other.mT  # of V, in two parameters
+    evidence = FactorEvidence(data.mixed(form), covariance, one, 0.3 * one)
+    whitened = torch.stack([covariance.whiten(covariance.whiten(change).mT) for change in changes])
+    gradient, fisher = evidence.derivatives(whitened)
+
+    def dense(theta):
+        weights = covariance.to_dense() + (theta[:2, None, None] * changes).sum(0)
+        prior = torch.kron(torch.linalg.inv(theta[2].exp() * form).contiguous(), weights)
+        return design @ prior @ design.mT + 0.3 * theta[3].exp() * torch.eye(30, dtype=torch.float64)
+
+    theta = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    expected = MultivariateNormal(torch.zeros(30).double(), dense(theta)).log_prob(y)
+    assert evidence.value() == pytest.approx(expected.item())
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, theta)[0])
+    slopes = torch.autograd.functional.jacobian(dense, theta.detach()).unbind(-1)
+    solved = [torch.linalg.solve(dense(theta.detach()), slope) for slope in slopes]
+    torch.testing.assert_close(
+        fisher, torch.tensor([[torch.trace(a @ b) / 2 for b in solved] for a in solved]).double()
+    )
 
 
-def test_a_vanishing_variance_does_not_spoil_the_gradient():
-    _, _, data, covariance, prior = random_problem()
-    variances = torch.cat([covariance.variances[:-1], torch.zeros(1)]).requires_grad_()
-    value = log_evidence(data, Covariance(variances), prior, torch.tensor(0.3, dtype=torch.float64))
-    (gradient,) = torch.autograd.grad(value, variances)
-    assert torch.isfinite(value) and torch.isfinite(gradient).all()
+def test_components_that_do_not_differ_count_once():
+    _, _, data, variances, _ = random_problem()
+    one = torch.ones((), dtype=torch.float64)
+    single = FactorData(data.gram[:1, :, :1], data.rhs[:1], data.square, data.count)
+    twice = FactorData(single.gram.repeat(2, 1, 2, 1), single.rhs.repeat(2, 1), data.square, data.count)
+    alone = FactorEvidence(single.mixed(torch.ones(1, 1).double()), variances, one, 0.3 * one)
+    evidence = FactorEvidence(twice.mixed(torch.ones(2, 2).double()), variances, one, 0.3 * one)
+    assert evidence.value() == pytest.approx(alone.value())
+    torch.testing.assert_close(evidence.derivatives(), alone.derivatives())
+
+
+def test_the_effective_number_of_parameters_leaves_out_the_sizes_of_components():
+    _, _, data, variances, form = random_problem()
+    one = torch.ones((), dtype=torch.float64)
+    free = FactorEvidence(data.mixed(form), variances, 1e-9 * one, 0.3 * one)
+    assert free.num_parameters() == pytest.approx(2 * 4 - 2, abs=1e-6)  # R M less R
+    assert FactorEvidence(data.mixed(form), variances, 1e9 * one, 0.3 * one).num_parameters() < 1e-6
+
+
+def test_a_vanishing_variance_does_not_spoil_the_derivatives():
+    _, _, data, variances, form = random_problem()
+    one = torch.ones((), dtype=torch.float64)
+    evidence = FactorEvidence(
+        data.mixed(form), Covariance(torch.cat([variances.variances[:-1], torch.zeros(1)])), one, 0.3 * one
+    )
+    assert all(torch.isfinite(part).all() for part in evidence.derivatives())
 
 
 def make_model(shared, **kwargs):

@@ -237,6 +237,120 @@ def test_checkpoints_of_other_fits_are_refused(tmp_path):
     assert_same(fit_als(2, path, data=[(x[50:], y[50:]), (x[:50], y[:50])])[0], fit_als(2, path)[0])  # another order
 
 
+def with_kernel(kernel, likelihood=None, mean=None):
+    x, y = make_data()
+    likelihood = gpytorch.likelihoods.GaussianLikelihood() if likelihood is None else likelihood
+    kernel = gpytorch.kernels.ScaleKernel(kernel).double()
+    model = tkrr.TKRR(
+        x, y, likelihood.double(), kernel=kernel, rank=2, num_basis=6, domain=tkrr.Domain(0.5, 2.0), mean_module=mean
+    )
+    return model
+
+
+def matern(nu=2.5, **kwargs):
+    return gpytorch.kernels.MaternKernel(nu=nu, ard_num_dims=3, **kwargs)
+
+
+def on_columns(a, b):
+    return gpytorch.kernels.RBFKernel(active_dims=(a,)) * gpytorch.kernels.RBFKernel(active_dims=(b,))
+
+
+def fixed_noise(level):
+    noise = torch.full((len(make_data()[1]),), 0.1, dtype=torch.float64)
+    noise[0] = level
+    return gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise)
+
+
+class FunctionMean(gpytorch.means.Mean):
+    """A mean that is a function of the user's."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def frozen(model):
+    model.covar_module.base_kernel.raw_lengthscale.requires_grad_(False)
+    return model
+
+
+def sloped(slope):
+    return lambda x: slope * x.sum(-1)
+
+
+OTHERS = {
+    "nu": (lambda: with_kernel(matern(0.5)), lambda: with_kernel(matern(2.5))),
+    "fixed noise": (lambda: with_kernel(matern(), fixed_noise(0.2)), lambda: with_kernel(matern(), fixed_noise(0.3))),
+    "requires_grad": (lambda: with_kernel(matern()), lambda: frozen(with_kernel(matern()))),
+    "constraint": (
+        lambda: with_kernel(matern(lengthscale_constraint=gpytorch.constraints.Interval(0.1, 2.0))),
+        lambda: with_kernel(matern(lengthscale_constraint=gpytorch.constraints.Interval(0.1, 3.0))),
+    ),
+    "prior": (
+        lambda: with_kernel(matern(lengthscale_prior=gpytorch.priors.GammaPrior(2.0, 1.0))),
+        lambda: with_kernel(matern(lengthscale_prior=gpytorch.priors.GammaPrior(3.0, 1.0))),
+    ),
+    "columns": (
+        lambda: with_kernel(on_columns(0, 1)),
+        lambda: with_kernel(on_columns(0, 2)),
+    ),
+    "function": (
+        lambda: with_kernel(matern(), mean=FunctionMean(sloped(1.0))),
+        lambda: with_kernel(matern(), mean=FunctionMean(sloped(2.0))),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::gpytorch_tkrr.SeparableKernelWarning")
+@pytest.mark.filterwarnings("ignore::gpytorch_tkrr.ApproximationWarning")
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_checkpoint_belongs_to_one_model(tmp_path, name):
+    path = tmp_path / "run.pt"
+    one, other = OTHERS[name]
+    options = {"seed": 0, "rel_tol": 0.0, "checkpoint": Checkpoint(path, seconds=0)}
+    first = tkrr.fit_als(one(), max_sweeps=1, **options)
+    with pytest.raises(tkrr.CheckpointError, match="belongs to another fit"):
+        tkrr.fit_als(other(), max_sweeps=2, **options)
+    assert tkrr.fit_als(one(), max_sweeps=2, **options).objective[: len(first.objective) - 1] == first.objective[:-1]
+
+
+def test_an_attribute_that_cannot_be_compared_is_refused(tmp_path):
+    kernel = matern()
+    kernel.note = (number for number in range(3))
+    with pytest.warns(tkrr.SeparableKernelWarning):
+        model = with_kernel(kernel)
+    with pytest.raises(tkrr.CheckpointError, match=r"base_kernel.note is a generator, which cannot be compared"):
+        tkrr.fit_als(model, max_sweeps=1, checkpoint=tmp_path / "run.pt")
+    tkrr.fit_als(model, max_sweeps=1)
+
+
+def test_two_fits_do_not_share_a_file(tmp_path):
+    path = tmp_path / "run.pt"
+
+    def second(model, number):
+        if number == 2:
+            with pytest.raises(tkrr.CheckpointError, match="used by another fit that is running"):
+                fit_als(1, path)
+
+    fit_als(1, path, callback=second)
+    fit_als(2, path)  # the lock has gone with the first
+    assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_a_fit_that_fails_gives_its_file_back(tmp_path):
+    path = tmp_path / "run.pt"
+
+    def fail(model, number):
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        fit_als(1, path, callback=fail)
+    fit_als(1, path)
+
+
 def test_checkpoints_of_other_draws_are_refused(tmp_path):
     path = tmp_path / "run.pt"
     options = {"num_draws": 4, "num_warmup": 2, "num_chains": 1, "seed": 0}

@@ -10,7 +10,7 @@ from models import gaussian, rbf
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.cp.weights import squared_norm
-from gpytorch_tkrr.errors import InputError
+from gpytorch_tkrr.errors import ConstraintWarning, InputError
 from gpytorch_tkrr.inference import als
 
 PENALTIES = [tkrr.FrobeniusPenalty(), tkrr.ColumnPenalty(), tkrr.FactorPenalty()]
@@ -78,8 +78,8 @@ def test_every_update_solves_the_dense_normal_equations(penalty, monkeypatch):
     seen = []
     original = als.ALSFit.update
 
-    def update(self, d, objective):
-        original(self, d, objective)
+    def update(self, d, objective, **options):
+        original(self, d, objective, **options)
         seen.append((d, self.weights.clone(), self.strength()))
 
     monkeypatch.setattr(als.ALSFit, "update", update)
@@ -192,11 +192,11 @@ def test_an_interrupted_fit_leaves_a_usable_model(monkeypatch):
     model = make_model(x, y)
     original, calls = als.ALSFit.update, []
 
-    def update(self, d, objective):
+    def update(self, d, objective, **options):
         calls.append(d)
         if len(calls) == 6:
             raise KeyboardInterrupt
-        original(self, d, objective)
+        original(self, d, objective, **options)
 
     monkeypatch.setattr(als.ALSFit, "update", update)
     result = tkrr.fit_als(model, seed=0)
@@ -412,7 +412,8 @@ def test_noise_at_its_lower_bound_is_mentioned():
     x = torch.rand(100, 2, dtype=torch.float64)
     y = 1e-3 * torch.sin(6 * x[:, 0])
     model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood().double(), rank=2, num_basis=6)
-    assert "lower bound" in tkrr.fit_als(model, seed=0, max_sweeps=2, learn_hyperparameters=True).message
+    with pytest.warns(ConstraintWarning, match="default lower bound, which is .* of the variance of the targets"):
+        assert "lower bound" in tkrr.fit_als(model, seed=0, max_sweeps=2, learn_hyperparameters=True).message
 
 
 def test_hyperparameters_of_one_dimension_are_learned():

@@ -290,3 +290,10 @@ def test_a_bound_of_the_noise_that_decides_is_reported():
     with pytest.warns(ConstraintWarning, match="default lower bound, which is 10.1% of the variance"):
         fit_gibbs(_model(x, y), **SHORT)
     fit_gibbs(_model(x, 1e3 * y), **SHORT)  # no warning
+
+
+def test_targets_too_large_for_the_hyperparameters_are_refused():
+    x = torch.rand(20, 2)
+    model = TKRR(x, 1e20 * x[:, 0], GaussianLikelihood(), rank=2, num_basis=5)
+    with pytest.raises(InputError, match=r"variance of the targets, .* too large for .*float32"):
+        fit_gibbs(model, num_draws=4, num_warmup=1)

@@ -81,3 +81,10 @@ def test_warped_model_equals_the_model_of_warped_inputs_and_survives_its_state()
             torch.testing.assert_close(fresh.eval()(inputs).mean, predictions[0].mean)
     torch.testing.assert_close(predictions[0].mean, predictions[1].mean)
     torch.testing.assert_close(predictions[0].variance, predictions[1].variance)
+
+
+def test_levels_are_as_precise_as_the_inputs():
+    x = torch.cat([torch.arange(20.0), torch.tensor([100.0])]).double().unsqueeze(-1)
+    moved = 1e6 * x + 1e9
+    expected = tkrr.InputWarp.from_data(x)(x)
+    torch.testing.assert_close((tkrr.InputWarp.from_data(moved)(moved) - 1e9) / 1e6, expected, rtol=0.0, atol=1e-8)

@@ -39,10 +39,12 @@ class GaussianObservation(Observation):
 
     def start_noise(self, variance: float) -> None:
         raw = self.likelihood.noise_covar.raw_noise
-        if raw.requires_grad and not 1e-4 <= float(self.noise()) / variance <= 10.0:
+        is_default = not raw.detach().any()  # GPyTorch's, which says nothing about the targets
+        if raw.requires_grad and (is_default or not 1e-4 <= float(self.noise()) / variance <= 10.0):
             constraint = self.likelihood.noise_covar.raw_noise_constraint
             low, high = float(constraint.lower_bound.min()), float(constraint.upper_bound.max())
-            self.likelihood.initialize(noise=min(max(0.1 * variance, 1.01 * low), 0.99 * high))
+            start = min(max(0.1 * variance, 1.01 * low), 0.99 * high)
+            self.likelihood.initialize(noise=torch.tensor(start, dtype=torch.float64))  # a float would be rounded
 
     def noise_bound(self) -> float | None:
         return float(self.likelihood.noise_covar.raw_noise_constraint.lower_bound.min())
@@ -52,7 +54,7 @@ class GaussianObservation(Observation):
 
     def set_parameters(self, draws: Parameters) -> None:
         if "noise" in draws:
-            self.likelihood.initialize(noise=float(draws["noise"].mean()))
+            self.likelihood.initialize(noise=draws["noise"].mean())
 
     def total_noise(self, parameters: Parameters, rows: Rows) -> Tensor:
         """
