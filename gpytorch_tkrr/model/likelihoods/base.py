@@ -132,6 +132,25 @@ class Observation(ABC):
         """The smallest noise that the likelihood object allows; None where there is none."""
         return None
 
+    # Alternating least squares
+
+    def reweight(self, square: Tensor, noise: float) -> tuple[Tensor, Tensor] | None:
+        r"""
+        How :func:`~gpytorch_tkrr.fit_als` sees targets where it does not minimise squared errors: row weights such that
+        the weighted sum of squares touches the sum of the losses :math:`-2 s^2 \log p(y_n \mid f_n)` from above, up to
+        a constant. None where the loss is the squared error.
+
+        :param square: Squared residuals `(n,)`.
+        :param noise: :math:`s^2`.
+        :return: Weights and losses, `(n,)` each; the loss of a zero is zero.
+        """
+        return None
+
+    @property
+    def information(self) -> float:
+        """The mean curvature of that loss, relative to the squared error's."""
+        return 1.0
+
     def of_rows(self, index: Tensor) -> Likelihood:
         """
         The likelihood of some of the training rows.

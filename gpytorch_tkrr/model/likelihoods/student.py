@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ...data.source import Batch, Working, residuals
 from .base import Augmentation, Parameters, Rows, SumRows, per_row, register
+from .candidates import choose, steps
 from .gaussian import GaussianObservation
 from .keyed import row_gamma
 from .noise import NoiseModel
@@ -32,9 +33,6 @@ DEG_FREE_SHAPE, DEG_FREE_RATE = 2.0, 0.1
 
 #: The part of the warm-up with Gaussian noise, and the degrees of freedom (where they are free) that follow it.
 GAUSSIAN_PART, FIRST_DEG_FREE = 0.5, 30.0
-
-#: How many values of the degrees of freedom a draw chooses among, and the range of their distances, in the logarithm.
-NUM_CANDIDATES, NEAREST, FARTHEST = 16, 1e-3, 3.0
 
 #: Nodes of the integral over the weight of a row.
 NUM_NODES = 96
@@ -47,8 +45,6 @@ class StudentObservation(GaussianObservation):
 
     :param likelihood: A StudentTLikelihood with one noise and one number of degrees of freedom.
     """
-
-    has_least_squares = False
 
     def augmentation(self, scale: float, offset: float) -> Augmentation:
         return StudentAugmentation(
@@ -68,6 +64,15 @@ class StudentObservation(GaussianObservation):
         square = per_row(parameters["noise"])
         own = self.likelihood.deg_free.detach().to(square).mean().expand_as(square)
         return per_row(parameters["deg_free"]) if "deg_free" in parameters else own, square
+
+    def reweight(self, square: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+        nu = float(self.likelihood.deg_free.detach().mean())
+        return (nu + 1) / (nu + square / noise), noise * (nu + 1) * torch.log1p(square / (nu * noise))
+
+    @property
+    def information(self) -> float:
+        nu = float(self.likelihood.deg_free.detach().mean())
+        return (nu + 1) / (nu + 3)
 
     def log_density(self, y: Tensor, f: Tensor, parameters: Parameters, rows: Rows) -> Tensor:
         nu, square = self._nu_and_square(parameters)
@@ -207,15 +212,13 @@ class DegreesOfFreedom:
 
     def candidates(self, nu: float, rng: np.random.Generator) -> list[float]:
         """
-        The present value and others about it, near and far. They are laid around a random one of them, so that to
-        choose among them by their posterior density leaves this invariant (Tjelmeland 2004).
+        The present value, and others within the constraint.
 
-        :param nu: The present value, which comes first.
+        :param nu: The present value.
         :param rng: Source of random numbers.
         """
-        distances = np.exp(rng.uniform(math.log(NEAREST), math.log(FARTHEST), NUM_CANDIDATES))
-        offsets = distances * rng.choice([-1.0, 1.0], NUM_CANDIDATES)
-        return [nu, *(self.lower + (nu - self.lower) * np.exp(offsets[1:] - offsets[0])).tolist()]
+        values = (self.lower + (nu - self.lower) * np.exp(steps(rng))).tolist()
+        return [value for value in values if self.lower < value < self.upper]
 
 
 class StudentAugmentation(Augmentation):
@@ -253,7 +256,7 @@ class StudentAugmentation(Augmentation):
         nu = self.deg_free.start() if math.isinf(nu) else nu
         if not self.deg_free.is_free:
             return _parameters(noise, nu)
-        candidates = [nu for nu in self.deg_free.candidates(nu, rng) if self.deg_free.lower < nu < self.deg_free.upper]
+        candidates = self.deg_free.candidates(nu, rng)
 
         def sums(batch: Batch, f: Tensor, first_row: int) -> Tensor:
             square = _square(batch, f) / noise
@@ -262,9 +265,7 @@ class StudentAugmentation(Augmentation):
 
         *logs, count = sum_rows(sums, len(candidates) + 1).tolist()
         log_p = np.array([self._log_posterior(nu, total, count) for nu, total in zip(candidates, logs, strict=True)])
-        cumulative = np.cumsum(np.exp(log_p - log_p.max()))
-        chosen = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
-        return _parameters(noise, candidates[min(chosen, len(candidates) - 1)])
+        return _parameters(noise, candidates[choose(log_p, rng)])
 
     def _log_posterior(self, nu: float, total: float, count: float) -> float:
         constant = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - 0.5 * math.log(nu)

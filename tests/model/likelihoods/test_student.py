@@ -168,7 +168,7 @@ def test_gaussian_noise_is_found_to_be_gaussian():
     for likelihood in (GaussianLikelihood(), StudentTLikelihood()):
         model = tkrr.TKRR(x[:300], y[:300], likelihood, rank=2, num_basis=8)
         tkrr.fit_gibbs(model, num_draws=60, num_warmup=60, seed=0)
-        densities.append(float(model.predict(x[300:]).log_prob(y[300:]).mean()))
+        densities.append(model.predict(x[300:]).log_prob(y[300:]).mean().item())
     assert densities[1] > densities[0] - 0.01 and float(model.posterior.parameters["deg_free"].mean()) > 8
 
 
@@ -241,3 +241,90 @@ def test_gpytorchs_call_returns_what_it_returns_for_other_models():
 def test_a_batch_of_likelihoods_is_refused():
     with pytest.raises(tkrr.InputError, match="noise variances"):
         tkrr.TKRR(None, None, StudentTLikelihood(batch_shape=torch.Size([2])))
+
+
+# Alternating least squares
+
+
+def als_model(x, y, nu=4.0, **kwargs):
+    likelihood = StudentTLikelihood().double()
+    likelihood.deg_free, likelihood.noise = nu, 0.01
+    return tkrr.TKRR(x, y, likelihood, rank=3, num_basis=6, **kwargs)
+
+
+def loss(model, x, y):
+    """-2 s^2 log p, zero at zero, without the penalty."""
+    t = scipy.stats.t(model.likelihood.deg_free.item(), 0, math.sqrt(model.likelihood.noise.item()))
+    e = (y - model.mean_module(x) - model.posterior.mean(model.warped(x))).detach()
+    return -2 * model.likelihood.noise.item() * float((t.logpdf(e) - t.logpdf(0.0)).sum())
+
+
+def test_als_lowers_the_penalised_log_likelihood():
+    x, y, f = outliers()
+    model, reached = als_model(x, y), []
+    result = tkrr.fit_als(
+        model, max_sweeps=8, rel_tol=0.0, seed=0, callback=lambda model, number: reached.append(loss(model, x, y))
+    )
+    objective = np.array(result.objective)
+    assert len(objective) == len(reached) and (np.diff(objective) <= 1e-9 * objective[:-1]).all()
+    fixed = als_model(x, y)
+    result = tkrr.fit_als(fixed, max_sweeps=8, rel_tol=0.0, seed=0, penalty=tkrr.FrobeniusPenalty(0.01))
+    penalty = 0.01 * torch.stack([w.mT @ w for w in fixed.factors]).prod(0).sum().item()
+    assert result.objective[-1] == pytest.approx(loss(fixed, x, y) + penalty, rel=1e-6)
+    gaussian = tkrr.TKRR(x, y, GaussianLikelihood(), rank=3, num_basis=6)
+    tkrr.fit_als(gaussian, max_sweeps=8, seed=0)
+
+    def error(model):
+        return (model.eval()(x).mean - f).square().mean().sqrt().item()
+
+    assert error(model) < 0.06 < error(gaussian) / 2
+
+
+def test_als_with_one_input_finds_the_minimum():
+    """Against a general optimiser of the penalised log likelihood; one input makes it a robust ridge regression."""
+    x, y, _ = outliers(80)
+    x = x[:, :1]
+    model = als_model(x, y, kernel=gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double())
+    result = tkrr.fit_als(model, max_sweeps=300, rel_tol=1e-13, seed=0, penalty=tkrr.FrobeniusPenalty(0.01))
+    mode = model.separate().modes[0]
+    z = (mode.basis(x[:, 0]) * mode.covariance().variances.sqrt()).detach()  # (N, M)
+    center, nu, noise = y.mean(), 4.0, model.likelihood.noise.item()
+    w = torch.zeros(z.shape[1], dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS([w], max_iter=2000, tolerance_grad=1e-10, tolerance_change=1e-15)
+
+    def value():
+        e = y - center - z @ w
+        return noise * (nu + 1) * torch.log1p(e.square() / (nu * noise)).sum() + 0.01 * w.square().sum()
+
+    def closure():
+        optimiser.zero_grad()
+        value().backward()
+        return value().detach()
+
+    with torch.no_grad():
+        w.copy_(torch.linalg.solve(z.T @ z + 0.01 * torch.eye(len(w)), z.T @ (y - center)))
+    optimiser.step(closure)
+    assert min(result.objective[-1], value().item()) > 0.999 * max(result.objective[-1], value().item())
+
+
+def test_als_does_not_depend_on_batches_and_its_variance_has_the_information_of_the_tails():
+    x, y, _ = outliers(100)
+    whole, parts = als_model(x, y), als_model(None, None)
+    tkrr.fit_als(whole, seed=0, max_sweeps=3)
+    result = tkrr.fit_als(parts.double(), data=[(x[:30], y[:30]), (x[30:], y[30:])], seed=0, max_sweeps=3, memory=0)
+    assert result.objective[-1] > 0
+    torch.testing.assert_close(parts.eval()(x).mean, whole.eval()(x).mean, rtol=1e-6, atol=1e-8)
+    before = whole(x).variance
+    whole.compute_covariance()
+    torch.testing.assert_close(whole(x).variance, before)
+    prediction = whole.predict(x)
+    assert bool((prediction.quantile(0.9) > prediction.mean).all())
+    expected = whole(x).variance + 0.01 * 2  # nu / (nu - 2)
+    torch.testing.assert_close(prediction.variance, expected, rtol=1e-4, atol=0)
+
+
+def test_als_learns_the_noise_of_the_rows_that_are_no_outliers():
+    x, y, _ = outliers()
+    model = als_model(x, y)
+    tkrr.fit_als(model, learn_hyperparameters=True, seed=0)
+    assert model.likelihood.noise.item() < 0.05 and model.likelihood.deg_free.item() == pytest.approx(4.0)
