@@ -48,6 +48,7 @@ from .inference.results import ALSResult, GibbsResult
 from .model.anova import CenteredLinearKernel, anova_kernel
 from .model.effects import EmpiricalMeasure, MainEffects, SobolIndices, UniformMeasure, main_effects, sobol_indices
 from .model.likelihoods.negative_binomial import NegativeBinomialLikelihood
+from .model.likelihoods.censored import CensoredLikelihood
 from .model.prediction import Prediction
 from .model.tkrr import TKRR
 from .model.warp import InputWarp
@@ -60,6 +61,7 @@ __all__ = [
     "ApproximationWarning",
     "ArraySource",
     "CSVSource",
+    "CensoredLikelihood",
     "CenteredLinearKernel",
     "Checkpoint",
     "CheckpointError",

@@ -55,7 +55,7 @@ class Observation(ABC):
     """
 
     #: How many classes y stands for; 0 where it is a number.
-    num_classes: ClassVar[int] = 0
+    num_classes: int = 0
 
     #: Whether y takes whole numbers only.
     is_discrete: ClassVar[bool] = False
@@ -109,6 +109,11 @@ class Observation(ABC):
     @property
     def has_own_rows(self) -> bool:
         """Whether the likelihood object knows something of each of its own rows (noise, exposure), and of no others."""
+        return False
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether targets are compared with limits in their own units: their mean must then be constant."""
         return False
 
     def row_weights(self, num_rows: int) -> Tensor | None:
@@ -167,7 +172,7 @@ class Observation(ABC):
         The model as a sampler sees it.
 
         :param scale: Standard deviation that the targets were divided by; 1 where f has a scale of its own.
-        :param offset: What is added to the sampler's f; 0 where the targets are free of the mean.
+        :param offset: What is added to the sampler's f, or to the targets where these are compared with limits; else 0.
         """
 
     def set_parameters(self, draws: Parameters) -> None:
