@@ -49,6 +49,7 @@ from .model.anova import CenteredLinearKernel, anova_kernel
 from .model.effects import EmpiricalMeasure, MainEffects, SobolIndices, UniformMeasure, main_effects, sobol_indices
 from .model.likelihoods.negative_binomial import NegativeBinomialLikelihood
 from .model.likelihoods.censored import CensoredLikelihood
+from .model.likelihoods.ordinal import OrdinalLikelihood
 from .model.prediction import Prediction
 from .model.tkrr import TKRR
 from .model.warp import InputWarp
@@ -91,6 +92,7 @@ __all__ = [
     "NpySource",
     "NpzSource",
     "OneVsRest",
+    "OrdinalLikelihood",
     "OutOfDomainWarning",
     "ParquetSource",
     "Penalty",
