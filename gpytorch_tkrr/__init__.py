@@ -47,8 +47,8 @@ from .inference.one_vs_rest import OneVsRest
 from .inference.results import ALSResult, GibbsResult
 from .model.anova import CenteredLinearKernel, anova_kernel
 from .model.effects import EmpiricalMeasure, MainEffects, SobolIndices, UniformMeasure, main_effects, sobol_indices
-from .model.likelihoods.negative_binomial import NegativeBinomialLikelihood
 from .model.likelihoods.censored import CensoredLikelihood
+from .model.likelihoods.negative_binomial import NegativeBinomialLikelihood
 from .model.likelihoods.ordinal import OrdinalLikelihood
 from .model.prediction import Prediction
 from .model.tkrr import TKRR

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from ...data.source import Batch, Working
+from ...data.training import Summary
 from ...errors import InputError
 from .base import Augmentation, Observation, Parameters, Rows, SumRows, per_row, register
 from .candidates import NUM_CANDIDATES, choose, steps
@@ -138,7 +139,7 @@ class OrdinalObservation(Observation):
             )
         return y
 
-    def start_mean(self, mean: object) -> float:
+    def start_mean(self, summary: Summary) -> float:
         return 0.0  # the cut points have a mean of their own
 
     def augmentation(self, scale: float, offset: float) -> Augmentation:
