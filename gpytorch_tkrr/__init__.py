@@ -47,7 +47,9 @@ from .inference.one_vs_rest import OneVsRest
 from .inference.results import ALSResult, GibbsResult
 from .model.anova import CenteredLinearKernel, anova_kernel
 from .model.effects import EmpiricalMeasure, MainEffects, SobolIndices, UniformMeasure, main_effects, sobol_indices
+from .model.likelihoods.censored import CensoredLikelihood
 from .model.likelihoods.negative_binomial import NegativeBinomialLikelihood
+from .model.likelihoods.ordinal import OrdinalLikelihood
 from .model.prediction import Prediction
 from .model.tkrr import TKRR
 from .model.warp import InputWarp
@@ -60,6 +62,7 @@ __all__ = [
     "ApproximationWarning",
     "ArraySource",
     "CSVSource",
+    "CensoredLikelihood",
     "CenteredLinearKernel",
     "Checkpoint",
     "CheckpointError",
@@ -89,6 +92,7 @@ __all__ = [
     "NpySource",
     "NpzSource",
     "OneVsRest",
+    "OrdinalLikelihood",
     "OutOfDomainWarning",
     "ParquetSource",
     "Penalty",

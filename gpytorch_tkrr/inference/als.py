@@ -24,12 +24,14 @@ from ..cp.weights import CPWeights, clamped_exp
 from ..data.checkpoint import Checkpoint, as_checkpoint, fit_identity, move_tensors, require_same_fit
 from ..data.parallel import as_processes
 from ..data.progress import progress_bar
+from ..data.source import Batch
 from ..data.training import TrainingData
 from ..errors import ConstraintWarning, InputError, StalePosteriorWarning
 from ..features.covariance import Covariance, covariance_state, covariances_from_state
 from ..features.represented import range_grids
 from ..features.separable import SeparableKernel
 from ..model.laplace import LaplacePosterior, laplace_blocks
+from ..model.likelihoods.base import Observation
 from ..model.rollback import rollback_on_error
 from .hyperparameters import Hyperparameters, require_representable
 from .results import ALSResult
@@ -60,9 +62,12 @@ def fit_als(
     r"""
     Fit a CP-weight model by alternating least squares.
 
-    A sweep updates the factors in the order 1 -> D -> 1; the objective never rises. A model that has been fitted before
-    is continued from where it stands. Interrupting the fit (Ctrl-C) keeps what has been reached; a fit that fails
-    leaves the model as it was, its training data too.
+    A sweep updates the factors in the order 1 -> D -> 1; the objective never rises. It is the sum of squared errors
+    plus the penalty; with a StudentTLikelihood that of :math:`-2 s^2 \log p(y_n \mid f_n)`, up to a constant, and rows
+    are weighted anew before each update, at the likelihood's noise and degrees of freedom.
+
+    A model that has been fitted before is continued from where it stands. Interrupting the fit (Ctrl-C) keeps what has
+    been reached; a fit that fails leaves the model as it was, its training data too.
 
     :param model: The model; its posterior is replaced.
     :param data: `(x, y)`, tensors or arrays (also :class:`numpy.memmap`), or an iterable of such batches that starts
@@ -214,7 +219,8 @@ def _run(
     """The sweeps: update mode 0, then back and forth."""
     last = fit.num_dims - 1
     order = [*range(1, last + 1), *range(last - 1, -1, -1)] or [0]
-    num_sweeps = max_sweeps if last > 0 or fit.step is not None else 0  # one dimension is solved by one update
+    # One dimension is solved by one update.
+    num_sweeps = max_sweeps if last > 0 or fit.step is not None or fit.reweights else 0
     if not result.objective:
         fit.update(0, result.objective)
         after_update()
@@ -255,6 +261,43 @@ class _Memory:
     form: Tensor
 
 
+class _Reweighted:
+    """
+    Working targets of iteratively reweighted least squares.
+
+    :param observation: Gives the weights.
+    :param noise: Noise variance in the units of the scaled targets.
+
+    :ivar excess: The sum of the losses minus the weighted sum of squares, of all rows seen.
+    """
+
+    def __init__(self, observation: Observation, noise: float):
+        self.observation, self.noise = observation, noise
+        self.excess = 0.0
+
+    def __call__(self, batch: Batch, f: Tensor, first_row: int) -> tuple[Tensor, Tensor]:
+        residual = batch.y - f
+        weight, loss, square = self._losses(batch, residual)
+        self.excess += float((loss - weight * square).sum())
+        return residual, weight
+
+    def loss(self, batch: Batch, f: Tensor, first_row: int) -> Tensor:
+        """
+        The sum of the losses, `(1,)`.
+
+        :param batch: The rows.
+        :param f: The model's values `(n,)`.
+        :param first_row: Not used.
+        """
+        return self._losses(batch, batch.y - f)[1].sum().reshape(1)
+
+    def _losses(self, batch: Batch, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        square = residual.square() if batch.weight is None else residual.square() * batch.weight
+        seen = self.observation.reweight(square, self.noise)
+        assert seen is not None
+        return *seen, square
+
+
 class ALSFit:
     """The state of a fit: whitened weights whose columns have unit root-mean-square on the data."""
 
@@ -265,6 +308,7 @@ class ALSFit:
         self.covariances = [mode.covariance().detach() for mode in self.separable.modes]
         self.design = Design(training, [mode.basis for mode in self.separable.modes], memory=memory)
         self.marginals = self.design.marginals()
+        self.reweights = model.observation.reweight(torch.zeros(1, dtype=torch.float64), 1.0) is not None
         self.total = math.inf  # the objective of zero weights
         self.step = self._hyperparameter_step() if learn_hyperparameters else None
         self.memories: dict[int, _Memory] = {}
@@ -343,22 +387,30 @@ class ALSFit:
         tiny = squares <= torch.finfo(torch.float64).tiny
         return torch.where(tiny, factor.norm(dim=-1), squares.clamp(min=0).sqrt())
 
+    def _sums(self, d: int, scale: Tensor) -> tuple[FactorSums, float]:
+        """Sums of one factor, and what the objective has beyond the sum of (weighted) squares and the penalty."""
+        if not self.reweights:
+            return self.design.sums(d, self.raw, scale), 0.0
+        working = _Reweighted(self.model.observation, float(self.noise()))
+        sums = self.design.sums(d, self.raw, scale, working)
+        return sums, float(self.training.processes.sum(torch.full_like(sums.square, working.excess)))
+
     def update(self, d: int, objective: list[float], *, learn: bool = False) -> None:
         """Solve for one factor, after a step on its hyperparameters where these are to be learned."""
         weights = self.weights
         scale = clamped_exp(weights.log_scale())
-        sums = self.design.sums(d, self.raw, scale)
+        sums, excess = self._sums(d, scale)
         gram, current = sums.gram(), weights.scaled_factor(d)
-        self._refresh(float(sums.square), objective)
+        self._refresh(float(sums.square) + excess, objective)
         raw = self.covariances[d].unwhiten(current)
         data = FactorData.from_residuals(sums, gram, raw)
-        self.total = float(data.square)
+        self.total = float(data.square) + excess
         if self.step is not None:
             self.memories[d] = _Memory(sums, raw, self.penalty.form(weights, d))
         if learn:
             self._learn(d, data)
         strength, form = self.strength(), self.penalty.form(weights, d)
-        rhs, square, penalty = sums.rhs, float(sums.square), float(self.penalty.value(weights))
+        rhs, square, penalty = sums.rhs, float(sums.square) + excess, float(self.penalty.value(weights))
         if learn or not square + float(strength) * penalty <= self.total:
             # Worse than nothing, or whitened by variances that have changed: start from zero, not from huge weights.
             current, rhs, square, penalty = torch.zeros_like(current), data.rhs, self.total, 0.0
@@ -461,7 +513,13 @@ class ALSFit:
     def finish(self, result: ALSResult) -> None:
         """The block Laplace approximation; its residuals give the final objective."""
         strength = self.strength()
-        blocks, square = laplace_blocks(self.design, self.weights, self.covariances, self.penalty, strength)
+        observation = self.model.observation
+        blocks, square = laplace_blocks(
+            self.design, self.weights, self.covariances, self.penalty, strength, observation.information
+        )
+        if self.reweights:
+            loss = _Reweighted(observation, float(self.noise())).loss
+            square = self.design.sum_rows(self.raw, clamped_exp(self.weights.log_scale()), loss, 1)
         self._refresh(float(square), result.objective)
         self.store(blocks, float(square))
 

@@ -202,7 +202,11 @@ class GibbsFit:
 
     def __init__(self, model: TKRR, training: TrainingData, earlier: DrawsPosterior | None, memory: int):
         self.model, self.training, self.earlier = model, training, earlier
-        offset = _link_offset(model, training) if model.observation.has_link else 0.0
+        offset = 0.0
+        if model.observation.has_link:
+            offset = _link_offset(model, training)
+        elif model.observation.has_limits:
+            offset = _constant_mean(model, training) / training.scale
         self.augmentation = model.observation.augmentation(training.scale, offset)
         self.separable = model.separate()
         if earlier is not None:
@@ -465,12 +469,18 @@ def _verdict(
 
 def _link_offset(model: TKRR, training: TrainingData) -> float:
     """The mean of f, whose scale is not that of the targets; training data become the encoded targets themselves."""
+    mean = _constant_mean(model, training)
+    if model.fits_mean:
+        model.mean_module.initialize(constant=model.observation.start_mean(training.summary))
+        mean = _constant_mean(model, training)
+    training.mean, training.scale = None, 1.0
+    return mean
+
+
+def _constant_mean(model: TKRR, training: TrainingData) -> float:
     if not isinstance(model.mean_module, (ConstantMean, ZeroMean)):
         raise InputError(
             f"With a {type(model.likelihood).__name__} fit_gibbs takes a model with a ConstantMean or a ZeroMean; got "
             f"a {type(model.mean_module).__name__}."
         )
-    if model.fits_mean:
-        model.mean_module.initialize(constant=model.observation.start_mean(training.summary))
-    training.mean, training.scale = None, 1.0
     return float(model.mean_module(training.summary.sample[:1]).sum())

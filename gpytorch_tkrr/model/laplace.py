@@ -130,7 +130,12 @@ class LaplacePosterior(Posterior):
 
 
 def laplace_blocks(
-    design: Design, weights: CPWeights, covariances: Sequence[Covariance], penalty: Penalty, strength: Tensor
+    design: Design,
+    weights: CPWeights,
+    covariances: Sequence[Covariance],
+    penalty: Penalty,
+    strength: Tensor,
+    information: float = 1.0,
 ) -> tuple[list[Conditional], Tensor]:
     """
     The conditional of every factor at unit noise.
@@ -140,6 +145,7 @@ def laplace_blocks(
     :param covariances: The prior covariances they are whitened by.
     :param penalty: The penalty of the objective.
     :param strength: Its strength.
+    :param information: The mean curvature of the loss, relative to that of squared errors.
     :return: The conditionals, and the residual sum of squares.
     """
     raw = [covariance.unwhiten(factor) for factor, covariance in zip(weights.factors, covariances, strict=True)]
@@ -147,5 +153,6 @@ def laplace_blocks(
     blocks = []
     for d in range(weights.num_dims):
         sums = design.sums(d, raw, scale)
-        blocks.append(Conditional(whitened_precision(sums.gram(), covariances[d], strength * penalty.form(weights, d))))
+        form = strength * penalty.form(weights, d)
+        blocks.append(Conditional(whitened_precision(information * sums.gram(), covariances[d], form)))
     return blocks, sums.square

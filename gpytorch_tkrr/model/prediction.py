@@ -82,6 +82,15 @@ class Prediction:
         """Standard deviation of y, `(..., n)`."""
         return self.variance.sqrt()
 
+    @property
+    def probabilities(self) -> Tensor:
+        """Probabilities of the classes, `(..., n, K)`; for two classes and for ordered ones."""
+        num_classes = self._observation.num_classes
+        if not num_classes:
+            raise InputError("There are no classes: targets are numbers. Ask for mean, quantile, cdf or log_prob.")
+        classes = torch.arange(num_classes, device=self._x.device).reshape(-1, *[1] * len(self._shape))
+        return self.log_prob(classes.expand(-1, *self._shape)).exp().movedim(0, -1)
+
     def log_prob(self, y: Tensor) -> Tensor:
         """
         Log density of targets; log probability for classes and counts.

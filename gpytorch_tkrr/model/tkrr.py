@@ -521,7 +521,10 @@ class TKRR(GP):
         weights.log_scales -= math.log(training.scale) / weights.num_dims
         noise, outputscale = self.noise() / training.scale**2, separable.outputscale() / training.scale**2
         strength = self._penalty.strength_for(noise, outputscale, weights)
-        posterior.blocks, _ = laplace_blocks(design, weights, posterior.covariances, self._penalty, strength)
+        information = self.observation.information
+        posterior.blocks, _ = laplace_blocks(
+            design, weights, posterior.covariances, self._penalty, strength, information
+        )
 
     # Calls
 

@@ -55,7 +55,7 @@ class Observation(ABC):
     """
 
     #: How many classes y stands for; 0 where it is a number.
-    num_classes: ClassVar[int] = 0
+    num_classes: int = 0
 
     #: Whether y takes whole numbers only.
     is_discrete: ClassVar[bool] = False
@@ -111,6 +111,11 @@ class Observation(ABC):
         """Whether the likelihood object knows something of each of its own rows (noise, exposure), and of no others."""
         return False
 
+    @property
+    def has_limits(self) -> bool:
+        """Whether targets are compared with limits in their own units: their mean must then be constant."""
+        return False
+
     def row_weights(self, num_rows: int) -> Tensor | None:
         """
         Weights of the model's own training rows `(N,)`, relative to the noise, or what else the augmentation takes in
@@ -132,6 +137,25 @@ class Observation(ABC):
         """The smallest noise that the likelihood object allows; None where there is none."""
         return None
 
+    # Alternating least squares
+
+    def reweight(self, square: Tensor, noise: float) -> tuple[Tensor, Tensor] | None:
+        r"""
+        How :func:`~gpytorch_tkrr.fit_als` sees targets where it does not minimise squared errors: row weights such that
+        the weighted sum of squares touches the sum of the losses :math:`-2 s^2 \log p(y_n \mid f_n)` from above, up to
+        a constant. None where the loss is the squared error.
+
+        :param square: Squared residuals `(n,)`.
+        :param noise: :math:`s^2`.
+        :return: Weights and losses, `(n,)` each; the loss of a zero is zero.
+        """
+        return None
+
+    @property
+    def information(self) -> float:
+        """The mean curvature of that loss, relative to the squared error's."""
+        return 1.0
+
     def of_rows(self, index: Tensor) -> Likelihood:
         """
         The likelihood of some of the training rows.
@@ -148,7 +172,7 @@ class Observation(ABC):
         The model as a sampler sees it.
 
         :param scale: Standard deviation that the targets were divided by; 1 where f has a scale of its own.
-        :param offset: What is added to the sampler's f; 0 where the targets are free of the mean.
+        :param offset: What is added to the sampler's f, or to the targets where these are compared with limits; else 0.
         """
 
     def set_parameters(self, draws: Parameters) -> None:

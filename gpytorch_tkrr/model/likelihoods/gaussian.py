@@ -12,7 +12,7 @@ from torch import Tensor
 from ...data.source import Working, residuals
 from ...errors import InputError
 from .base import Augmentation, Observation, Parameters, Rows, per_row, register
-from .noise import NoiseModel
+from .noise import NoiseModel, noise_module
 
 #: The lower bound of the noise that GPyTorch sets where the user sets none. It is worth a warning if it is more than
 #: this fraction of the variance of the targets and most draws lie this close to it.
@@ -38,16 +38,16 @@ class GaussianObservation(Observation):
         return self.likelihood.noise.double().mean()
 
     def start_noise(self, variance: float) -> None:
-        raw = self.likelihood.noise_covar.raw_noise
-        is_default = not raw.detach().any()  # GPyTorch's, which says nothing about the targets
-        if raw.requires_grad and (is_default or not 1e-4 <= float(self.noise()) / variance <= 10.0):
-            constraint = self.likelihood.noise_covar.raw_noise_constraint
+        module = noise_module(self.likelihood)
+        is_default = not module.raw_noise.detach().any()  # GPyTorch's, which says nothing about the targets
+        if module.raw_noise.requires_grad and (is_default or not 1e-4 <= float(self.noise()) / variance <= 10.0):
+            constraint = module.raw_noise_constraint
             low, high = float(constraint.lower_bound.min()), float(constraint.upper_bound.max())
             start = min(max(0.1 * variance, 1.01 * low), 0.99 * high)
             self.likelihood.initialize(noise=torch.tensor(start, dtype=torch.float64))  # a float would be rounded
 
     def noise_bound(self) -> float | None:
-        return float(self.likelihood.noise_covar.raw_noise_constraint.lower_bound.min())
+        return float(noise_module(self.likelihood).raw_noise_constraint.lower_bound.min())
 
     def augmentation(self, scale: float, offset: float) -> Augmentation:
         return GaussianAugmentation(NoiseModel.of(self.likelihood, scale**2), float(self.noise()), scale**2)

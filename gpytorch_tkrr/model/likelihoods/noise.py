@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import scipy.special
@@ -12,6 +13,15 @@ from gpytorch.likelihoods import Likelihood
 
 #: Shape and scale of the default inverse-Gamma prior of the noise variance, in units of the targets' variance.
 NOISE_SHAPE, NOISE_SCALE = 1.0, 5e-3
+
+
+def noise_module(likelihood: Likelihood) -> Any:
+    """
+    The module that holds `raw_noise` and its constraint: the likelihood itself, or a part of it.
+
+    :param likelihood: A likelihood with one noise variance.
+    """
+    return getattr(likelihood, "noise_covar", likelihood)
 
 
 class NoiseModel:
@@ -34,14 +44,14 @@ class NoiseModel:
         """
         The noise of a likelihood that has one variance, with its constraint and its prior.
 
-        :param likelihood: The likelihood; its noise is `noise_covar.raw_noise`.
+        :param likelihood: The likelihood.
         :param unit: Variance of the targets.
         """
-        covar = likelihood.noise_covar
+        covar = noise_module(likelihood)
         constraint = covar.raw_noise_constraint
         log_prior = None
-        for _, module, prior, closure, setter in likelihood.named_priors():
-            if setter is not None:
+        for name, module, prior, closure, setter in likelihood.named_priors():
+            if setter is not None and not name.endswith("deg_free_prior"):
                 value = closure(module)
 
                 def log_prior(noise: float, prior=prior, value=value) -> float:
