@@ -29,9 +29,9 @@ from ...errors import InputError
 from .base import Augmentation, Observation, Parameters, Rows, SumRows, per_row, refuse, register
 from .polya_gamma import polya_gamma
 
-#: Bounds of the dispersion where the user sets none. Above, counts are those of a Poisson distribution for most ends,
-#: and chains move slowly.
-BOUNDS = (1e-2, 1e3)
+#: Bounds of the dispersion where the user sets none, and how many times the mean count it may then be, if that is more
+#: than 1. There the variance of an average row is 5 % above that of a Poisson distribution; above, chains move slowly.
+BOUNDS, MAX_RATIO = (1e-2, 1e5), 20.0
 
 #: The dispersion is drawn from so many candidates at once, with a distance of their logarithms between these.
 NUM_CANDIDATES, STEPS = 9, (0.03, 1.0)
@@ -57,7 +57,8 @@ class NegativeBinomialLikelihood(_OneDimensionalLikelihood):
         theirs along: ``data=(x, y, exposure)``. Those of new rows are given to
         ``model.predict(x, exposure=...)``.
     :param dispersion_prior: Prior of r. By default :math:`1 / \sqrt r` is half-normal with scale 1.
-    :param dispersion_constraint: Bounds of r, by default 0.01 and 1000.
+    :param dispersion_constraint: Bounds of r. By default 0.01, and 20 times the mean count (at least 1), where an
+        average row has a variance of 5 % above that of a Poisson distribution.
 
     Example:
         >>> import torch, gpytorch_tkrr as tkrr
@@ -89,6 +90,7 @@ class NegativeBinomialLikelihood(_OneDimensionalLikelihood):
         self.register_constraint(
             "raw_dispersion", Interval(*BOUNDS) if dispersion_constraint is None else dispersion_constraint
         )
+        self.is_bounded_by_counts = dispersion_constraint is None
         if dispersion_constraint is None:
             self.initialize(dispersion=10.0)
 
@@ -265,6 +267,7 @@ class NegativeBinomialAugmentation(Augmentation):
         self.lower, self.upper = float(constraint.lower_bound), float(constraint.upper_bound)
         self.free = ("dispersion",) if likelihood.raw_dispersion.requires_grad else ()
         self.log_prior = _log_prior(likelihood)
+        self.is_bounded_by_counts = likelihood.is_bounded_by_counts
 
     def start(self) -> Parameters:
         # Much variance at first: components that explain single rows are hard to leave.
@@ -281,13 +284,16 @@ class NegativeBinomialAugmentation(Augmentation):
         step = math.exp(rng.uniform(*np.log(STEPS)))
         place = np.arange(NUM_CANDIDATES) - int(rng.integers(NUM_CANDIDATES))
         candidates = parameters["dispersion"] * torch.from_numpy(np.exp(step * place))
-        allowed = (candidates > self.lower) & (candidates < self.upper)
 
         def log_densities(batch: Batch, f: Tensor, first_row: int) -> Tensor:
-            return log_probability(batch.y, self._log_mean(batch, f), per_row(candidates.to(f.device))).sum(-1)
+            sums = log_probability(batch.y, self._log_mean(batch, f), per_row(candidates.to(f.device))).sum(-1)
+            return torch.cat([sums, torch.stack([batch.y.sum(), torch.ones_like(batch.y).sum()])])
 
+        *log_likelihood, total, count = sum_rows(log_densities, NUM_CANDIDATES + 2).tolist()
+        upper = min(self.upper, max(MAX_RATIO * total / count, 1.0)) if self.is_bounded_by_counts else self.upper
+        allowed = (candidates >= self.lower) & (candidates <= upper)
         # The density of log r, the coordinate in which candidates are spread evenly.
-        log_target = sum_rows(log_densities, NUM_CANDIDATES).cpu() + self.log_prior(candidates) + candidates.log()
+        log_target = torch.tensor(log_likelihood, dtype=torch.float64) + self.log_prior(candidates) + candidates.log()
         p = torch.softmax(torch.where(allowed, log_target, -math.inf), 0)
         chosen = int(torch.searchsorted(p.cumsum(0), rng.random() * float(p.sum())).clamp(max=NUM_CANDIDATES - 1))
         return {"dispersion": candidates[chosen]}

@@ -128,11 +128,12 @@ def test_posterior_ranks_are_uniform():
         r, exposure = rng.lognormal(*prior), rng.uniform(0.5, 4.0, len(f))
         mean = exposure * np.exp(f.numpy()) * rng.gamma(r, 1 / r, len(f))
         y = torch.from_numpy(rng.poisson(np.minimum(mean, 1e9)).astype(float))
-        return (
-            [r],
-            y,
-            tkrr.NegativeBinomialLikelihood(torch.from_numpy(exposure), dispersion_prior=LogNormalPrior(*prior)),
+        likelihood = tkrr.NegativeBinomialLikelihood(
+            torch.from_numpy(exposure),
+            dispersion_prior=LogNormalPrior(*prior),
+            dispersion_constraint=Interval(1e-3, 1e3),
         )
+        return [r], y, likelihood
 
     check_ranks_are_uniform(
         simulate, lambda posterior: posterior.parameters["dispersion"].unsqueeze(-1), outputscale=0.5, num_fits=24
@@ -188,11 +189,15 @@ def test_large_dispersion_is_poisson_regression():
 
 
 def test_poisson_counts_lead_to_a_large_dispersion():
-    x, _, exposure, f = counts(1500)
+    """Up to twenty times the mean count, or the bound that the user sets."""
+    x, _, exposure, f = counts(1000)
     y = torch.from_numpy(np.random.default_rng(1).poisson((exposure * f.exp()).numpy())).double()
-    model = tkrr.TKRR(x, y, tkrr.NegativeBinomialLikelihood(exposure), rank=3, num_basis=6)
-    tkrr.fit_gibbs(model, num_draws=40, num_warmup=80, seed=0)
-    assert float(model.posterior.parameters["dispersion"].min()) > 15
+    for constraint, bound in ((None, 20 * float(y.mean())), (Interval(0.1, 1000.0), 1000.0)):
+        likelihood = tkrr.NegativeBinomialLikelihood(exposure, dispersion_constraint=constraint)
+        model = tkrr.TKRR(x, y, likelihood, rank=3, num_basis=6)
+        tkrr.fit_gibbs(model, num_draws=40, num_warmup=60, seed=0)
+        dispersion = model.posterior.parameters["dispersion"]
+        assert float(dispersion.min()) > 15 and bound / 4 < float(dispersion.max()) <= bound
 
 
 def test_draws_do_not_depend_on_batches_or_memory():
