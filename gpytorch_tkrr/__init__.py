@@ -35,10 +35,11 @@ from .errors import (
 from .features.domain import Domain
 from .features.index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .features.spectral import register_spectral_density, spectral_density
-from .hilbert.distribution import ReducedRankNormal
+from .hilbert.distribution import ReducedRankMultitaskNormal, ReducedRankNormal
 from .hilbert.functions import FunctionDraws, draw_posterior_functions, draw_prior_functions
 from .hilbert.gp import HilbertGP
 from .hilbert.kernel import HilbertKernel
+from .hilbert.multitask import HadamardKernel as _HadamardKernel  # noqa: F401  (GPyTorch's multitask models)
 from .inference.als import ALSResult, fit_als
 from .inference.gibbs import GibbsResult, fit_gibbs
 from .inference.one_vs_rest import OneVsRest
@@ -89,6 +90,7 @@ __all__ = [
     "Penalty",
     "Prediction",
     "ProcessError",
+    "ReducedRankMultitaskNormal",
     "ReducedRankNormal",
     "SeparableKernelWarning",
     "Shard",

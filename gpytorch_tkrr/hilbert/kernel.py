@@ -30,7 +30,8 @@ from ..features.domain import Domain, as_inputs, as_rows
 from ..features.expansion import Box, Expansion, Sines, expand_child
 from ..features.index_set import MAX_FUNCTIONS, FullTensor, IndexSet, as_num_basis
 from .gram import GramCache
-from .operator import HilbertCrossLinearOperator, HilbertLinearOperator, RefusedLinearOperator
+from .lazy_operators import HilbertCrossLinearOperator, RefusedLinearOperator
+from .operator import HilbertLinearOperator
 from .prediction import HilbertPredictionStrategy
 from .sampled import random_twin, reject_failed_steps
 

@@ -26,11 +26,15 @@ from linear_operator.utils.getitem import _equal_indices, _is_noop_index
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from ..errors import DenseFallbackWarning
-from ..features.expansion import Expansion, concatenate
+from ..errors import DenseFallbackWarning, SizeError
+from ..features.expansion import concatenate
 from ..linalg import robust_cholesky
 from .capacitance import capacitance_terms, root
 from .gram import GramCache, differentiable_gram, weighted_product
+from .lazy_operators import multiply
+
+#: A likelihood of more rows is not computed from a dense matrix.
+MAX_DENSE_ROWS = 5000
 
 
 def diagonal_for(operator: LinearOperator, diag: Tensor) -> DiagLinearOperator:
@@ -122,6 +126,15 @@ class HilbertLinearOperator(LinearOperator):
             return self.features.double().mT @ rhs
         return self.gram_cache.project(rhs)
 
+    def evaluate(self, weights: Tensor) -> Tensor:
+        r"""
+        :math:`\Phi a`.
+
+        :param weights: a, `(..., M, K)`.
+        :return: `(..., N, K)`, float64.
+        """
+        return self.features.double() @ weights.double()
+
     def _root(self) -> Tensor:
         return (self.features.double() * self.scale.unsqueeze(-2)).to(self.dtype)
 
@@ -170,11 +183,11 @@ class HilbertLinearOperator(LinearOperator):
     def _permute_batch(self, *dims: int) -> HilbertLinearOperator:
         features, variances = self._full_batch()
         num_batch = len(dims)
-        return self.__class__(features.permute(*dims, num_batch, num_batch + 1), variances.permute(*dims, num_batch))
+        return HilbertLinearOperator(features.permute(*dims, num_batch, num_batch + 1), variances.permute(*dims, num_batch))
 
     def _unsqueeze_batch(self, dim: int) -> HilbertLinearOperator:
         features, variances = self._full_batch()
-        return self.__class__(features.unsqueeze(dim), variances.unsqueeze(dim))
+        return HilbertLinearOperator(features.unsqueeze(dim), variances.unsqueeze(dim))
 
     def _get_indices(self, row_index: Any, col_index: Any, *batch_indices: Any) -> Tensor:
         return self._as_root()._get_indices(row_index, col_index, *batch_indices)
@@ -184,7 +197,7 @@ class HilbertLinearOperator(LinearOperator):
         if batch_untouched and _equal_indices(row_index, col_index):
             if _is_noop_index(row_index):
                 return self
-            return self.__class__(self.features[..., row_index, :], self.variances)
+            return HilbertLinearOperator(self.features[..., row_index, :], self.variances)
         if batch_untouched and not (torch.is_tensor(row_index) and torch.is_tensor(col_index)):
             left = self.features.double() * self.variances.double().unsqueeze(-2)
             return MatmulLinearOperator(
@@ -201,7 +214,7 @@ class HilbertLinearOperator(LinearOperator):
         return self.__class__(self.features, self.variances * other.unsqueeze(-1), self.gram_cache)
 
     def mul(self, other: Any) -> LinearOperator:
-        return _mul(self, other)
+        return multiply(self, other)
 
     @cached
     def to_dense(self) -> Tensor:
@@ -221,7 +234,7 @@ class HilbertLinearOperator(LinearOperator):
             num_samples, *self.batch_shape, self.num_features, dtype=torch.float64, device=self.device
         )
         weights = (weights * self.scale).movedim(0, -1)  # (..., M, S)
-        return (self.features.double() @ weights).movedim(-1, 0).to(self.dtype)
+        return self.evaluate(weights).movedim(-1, 0).to(self.dtype)
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
         return self + diagonal_for(self, diag)
@@ -230,118 +243,11 @@ class HilbertLinearOperator(LinearOperator):
         if isinstance(other, DiagLinearOperator):
             return HilbertAddedDiagLinearOperator(self, other)
         if isinstance(other, HilbertLinearOperator):
-            return self.__class__(
+            return HilbertLinearOperator(
                 concatenate([self.features.double(), other.features.double()]),
                 concatenate([self.variances, other.variances]),
             )
         return super().__add__(other)
-
-
-class HilbertCrossLinearOperator(LinearOperator):
-    r"""
-    The covariance :math:`\Phi(x_1) V \Phi(x_2)^\top` between two sets of inputs, not evaluated until it is needed.
-
-    Predicting in weight space never needs it, and GPyTorch asks for it at every prediction.
-
-    :param x1: `(..., N, D)`.
-    :param x2: `(..., n, D)`.
-    :param variances: `(..., M)`. Its dtype is that of the operator.
-    :param expansion: Evaluates the features; they must not depend on parameters that need a gradient.
-    """
-
-    def __init__(self, x1: Tensor, x2: Tensor, variances: Tensor, expansion: Expansion):
-        super().__init__(x1, x2, variances, expansion=expansion)
-        self.x1 = x1
-        self.x2 = x2
-        self.variances = variances
-        self.expansion = expansion
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.variances.dtype
-
-    def _evaluate(self) -> MatmulLinearOperator:
-        left = self.expansion.features(self.x1) * self.variances.double().unsqueeze(-2)
-        return MatmulLinearOperator(left.to(self.dtype), self.expansion.features(self.x2).mT.to(self.dtype))
-
-    def _size(self) -> torch.Size:
-        batch_shape = torch.broadcast_shapes(self.x1.shape[:-2], self.x2.shape[:-2], self.variances.shape[:-1])
-        return torch.Size((*batch_shape, self.x1.shape[-2], self.x2.shape[-2]))
-
-    def _matmul(self, rhs: Tensor) -> Tensor:
-        return self._evaluate()._matmul(rhs)
-
-    def _t_matmul(self, rhs: Tensor) -> Tensor:
-        return self._evaluate()._t_matmul(rhs)
-
-    def _diagonal(self) -> Tensor:
-        return self._evaluate()._diagonal()
-
-    def _transpose_nonbatch(self) -> HilbertCrossLinearOperator:
-        return self.__class__(self.x2, self.x1, self.variances, self.expansion)
-
-    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> HilbertCrossLinearOperator:
-        variances = self.variances.expand(*batch_shape, self.variances.shape[-1])
-        return self.__class__(self.x1, self.x2, variances, self.expansion)
-
-    def _permute_batch(self, *dims: int) -> LinearOperator:
-        return self._evaluate()._permute_batch(*dims)
-
-    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
-        return self._evaluate()._unsqueeze_batch(dim)
-
-    def _get_indices(self, row_index: Any, col_index: Any, *batch_indices: Any) -> Tensor:
-        return self._evaluate()._get_indices(row_index, col_index, *batch_indices)
-
-    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        return self._evaluate()._getitem(row_index, col_index, *batch_indices)
-
-    def _mul_constant(self, other: Tensor) -> HilbertCrossLinearOperator:
-        return self.__class__(self.x1, self.x2, self.variances * other.unsqueeze(-1), self.expansion)
-
-    def mul(self, other: Any) -> LinearOperator:
-        return _mul(self, other)
-
-    @cached
-    def to_dense(self) -> Tensor:
-        return self._evaluate().to_dense()
-
-
-class RefusedLinearOperator(LinearOperator):
-    """
-    Stands in for a covariance that could not be computed and raises the reason as soon as it is used.
-
-    GPyTorch takes `active_dims` from a kernel while it evaluates it, and a kernel that raised would not get them back.
-
-    :param x: Inputs, for their dtype and device.
-    :param shape: The shape of the covariance.
-    :param error: Why there is none.
-    """
-
-    def __init__(self, x: Tensor, shape: torch.Size, error: Exception):
-        super().__init__(x, shape=shape, error=error)
-        self._shape = shape
-        self.error = error
-
-    def _size(self) -> torch.Size:
-        return self._shape
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise self.error
-
-    _matmul = _transpose_nonbatch = _getitem = _get_indices = _diagonal = to_dense = _refuse
-
-    def _keep(self, *args: Any, **kwargs: Any) -> RefusedLinearOperator:
-        return self
-
-    mul = add_diagonal = __add__ = _expand_batch = _unsqueeze_batch = _permute_batch = _keep
-
-
-def _mul(operator: LinearOperator, other: Any) -> LinearOperator:
-    """A batch of constants keeps the structure also where it enlarges the batch (ScaleKernel over a shared basis)."""
-    if torch.is_tensor(other) and other.shape[-2:] == torch.Size((1, 1)) and (other > 0).all():
-        return operator._mul_constant(other.squeeze(-1).squeeze(-1))
-    return LinearOperator.mul(operator, other)
 
 
 class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
@@ -379,17 +285,30 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
         """Lower Cholesky factor of the capacitance matrix, `(..., M, M)`, float64."""
         return capacitance_cholesky(self.low_rank, self.noise)
 
-    def _project(self, rhs: Tensor) -> Tensor:
-        r""":math:`V^{1/2} \Phi^\top D^{-1} r` for `rhs` `(..., N, K)`: `(..., M, K)`."""
+    def project(self, rhs: Tensor) -> Tensor:
+        r"""
+        :math:`V^{1/2} \Phi^\top D^{-1} r`.
+
+        :param rhs: `(..., N, K)`.
+        :return: `(..., M, K)`, float64.
+        """
         scale, noise = self.low_rank.scale.unsqueeze(-1), self.noise.unsqueeze(-1)
         if noise.shape[-2] == 1:  # its gradient does not go through the rows
             return scale * self.low_rank.project(rhs) / noise
-        return scale * (self.low_rank.features.double().mT @ (rhs.double() / noise))
+        return scale * self.low_rank.project(rhs.double() / noise)
+
+    def whiten(self, rhs: Tensor) -> Tensor:
+        r"""
+        :math:`D^{-1/2} r`.
+
+        :param rhs: `(..., N, K)`.
+        """
+        return rhs.double() / self.noise.sqrt().unsqueeze(-1)
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Tensor:
         scale = self.low_rank.scale.unsqueeze(-1)
-        weights = scale * torch.cholesky_solve(self._project(rhs), self.capacitance_cholesky)
-        residual = rhs.double() - self.low_rank.features.double() @ weights
+        weights = scale * torch.cholesky_solve(self.project(rhs), self.capacitance_cholesky)
+        residual = rhs.double() - self.low_rank.evaluate(weights)
         return (residual / self.noise.unsqueeze(-1)).to(self.dtype)
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
@@ -410,7 +329,7 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
             quadratic = (rhs.square().sum(-2) - fitted) / noise  # (..., K)
         else:
             scaled = rhs / noise.unsqueeze(-1)
-            projected = self.low_rank.features.double().mT @ scaled
+            projected = self.low_rank.project(scaled)
             logdet_, fitted = capacitance_terms(variances, self.low_rank.gram(1 / noise), projected)
             quadratic = (rhs * scaled).sum(-2) - fitted
         quadratic = (quadratic.sum(-1) if reduce_inv_quad else quadratic).to(self.dtype)
@@ -442,7 +361,7 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
         return samples + noise * self.noise.sqrt().to(self.dtype)
 
     def mul(self, other: Any) -> LinearOperator:
-        return _mul(self, other)
+        return multiply(self, other)
 
     def _mul_constant(self, other: Tensor) -> LinearOperator:
         if not (other > 0).all():
@@ -464,18 +383,32 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
 
     @cached
     def to_dense(self) -> Tensor:
-        if settings.fast_computations.log_prob.off() and self.requires_grad:
-            num_rows, num_features = self.low_rank.features.shape[-2:]
-            if num_rows > num_features:
-                warnings.warn(
-                    f"A reduced-rank covariance ({num_rows} rows, {num_features} functions) is about to be factorised "
-                    "as a dense matrix, because gpytorch.settings.fast_computations.log_prob is off (importing botorch "
-                    "switches it off). Return gpytorch_tkrr.ReducedRankNormal(mean, covariance) from the model's "
-                    "forward, or train inside `with gpytorch.settings.fast_computations(log_prob=True):`.",
-                    DenseFallbackWarning,
-                    stacklevel=2,
-                )
+        if self.requires_grad:
+            warn_of_dense_likelihood(self.low_rank)
         return super().to_dense()
+
+
+def warn_of_dense_likelihood(low_rank: HilbertLinearOperator) -> None:
+    """
+    Say that a likelihood is about to throw a low-rank structure away; refuse it where the dense matrix is large.
+
+    :param low_rank: What a dense matrix is about to be made of.
+    :raises SizeError: Beyond :data:`MAX_DENSE_ROWS` rows.
+    """
+    num_rows, num_features = low_rank.shape[-1], low_rank.num_features
+    if settings.fast_computations.log_prob.on() or num_rows <= num_features:
+        return
+    message = (
+        f"A reduced-rank covariance ({num_rows} rows, {num_features} functions) is about to be factorised as a dense "
+        "matrix, because gpytorch.settings.fast_computations.log_prob is off (importing botorch switches it off). "
+        "Return gpytorch_tkrr.ReducedRankNormal(mean, covariance) from the model's forward (for several tasks "
+        "gpytorch_tkrr.ReducedRankMultitaskNormal), or train inside\n"
+        "    with gpytorch.settings.fast_computations(log_prob=True):"
+    )
+    if num_rows > MAX_DENSE_ROWS:
+        gigabytes = num_rows**2 * low_rank.dtype.itemsize / 1e9
+        raise SizeError(f"{message}\nThe dense matrix would take {gigabytes:.1f} GB; it is refused.")
+    warnings.warn(message, DenseFallbackWarning, stacklevel=3)
 
 
 def capacitance_cholesky(low_rank: HilbertLinearOperator, noise: Tensor, observed: Tensor | None = None) -> Tensor:

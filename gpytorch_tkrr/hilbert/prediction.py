@@ -17,15 +17,11 @@ from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.utils.memoize import cached, clear_cache_hook
-from linear_operator.operators import DiagLinearOperator, LinearOperator, ZeroLinearOperator
+from linear_operator.operators import LinearOperator, ZeroLinearOperator
 from torch import Tensor
 
-from .operator import (
-    HilbertAddedDiagLinearOperator,
-    HilbertLinearOperator,
-    RefusedLinearOperator,
-    capacitance_cholesky,
-)
+from .lazy_operators import RefusedLinearOperator
+from .operator import HilbertAddedDiagLinearOperator, HilbertLinearOperator, capacitance_cholesky, diagonal_for
 
 
 class WeightPosterior(NamedTuple):
@@ -38,6 +34,18 @@ class WeightPosterior(NamedTuple):
 
     mean: Tensor
     root: Tensor
+
+    @classmethod
+    def from_capacitance(cls, scale: Tensor, factor: Tensor, target: Tensor) -> WeightPosterior:
+        r"""
+        :param scale: :math:`V^{1/2}`, `(..., M)`, float64.
+        :param factor: L with :math:`C = L L^\top`, `(..., M, M)`.
+        :param target: :math:`V^{1/2} \Phi^\top D^{-1} (y - m)`, `(..., M)`.
+        """
+        mean = scale * torch.cholesky_solve(target.unsqueeze(-1), factor).squeeze(-1)
+        identity = torch.eye(scale.shape[-1], dtype=scale.dtype, device=scale.device)
+        inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
+        return cls(mean, scale.unsqueeze(-1) * inverse.mT)
 
     def condition(self, features: Tensor, residual: Tensor, noise: Tensor) -> WeightPosterior:
         r"""
@@ -129,13 +137,12 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
             observed = ~self.train_labels.isnan()
             residual = torch.where(observed, residual, torch.zeros_like(residual))
         factor = capacitance_cholesky(low_rank, noise, observed)
-        scale = low_rank.scale
         # A row times a matrix: features that a batch shares are not repeated.
-        target = scale * ((residual / noise).unsqueeze(-2) @ low_rank.features.double()).squeeze(-2)  # (..., M)
-        mean = scale * torch.cholesky_solve(target.unsqueeze(-1), factor).squeeze(-1)
-        identity = torch.eye(scale.shape[-1], dtype=scale.dtype, device=scale.device)
-        inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
-        posterior = WeightPosterior(mean, scale.unsqueeze(-1) * inverse.mT)
+        target = low_rank.scale * ((residual / noise).unsqueeze(-2) @ low_rank.features.double()).squeeze(-2)  # (..., M)
+        return self._remember(WeightPosterior.from_capacitance(low_rank.scale, factor, target))
+
+    def _remember(self, posterior: WeightPosterior) -> WeightPosterior:
+        """A posterior that can be kept: detached, or forgotten once a backward pass has freed its graph."""
         if settings.detach_test_caches.on():
             return WeightPosterior(*(tensor.detach() for tensor in posterior))
         for tensor in posterior:
@@ -155,7 +162,7 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         :param test_test_covar: Prior covariance of the test inputs, unevaluated.
         :param test_train_covar: Not used.
         """
-        low_rank, missing = split_covariance(test_test_covar.evaluate_kernel())
+        low_rank, missing = self._split(test_test_covar.evaluate_kernel())
         features = low_rank.features.double()
         shift = (features @ self.posterior.mean.unsqueeze(-1)).squeeze(-1)
         mean = test_mean + shift.to(test_mean.dtype)
@@ -165,9 +172,12 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         covariance = HilbertLinearOperator(root, root.new_ones(*root.shape[:-2], root.shape[-1]))
         if covariance.batch_shape != mean.shape[:-1]:
             covariance = covariance.expand(*mean.shape, mean.shape[-1])
-        if missing is not None:
-            covariance = covariance + DiagLinearOperator(missing.to(mean.dtype).expand(mean.shape))
-        return mean, covariance
+        return mean, covariance if missing is None else covariance + missing
+
+    def _split(self, covariance: LinearOperator) -> tuple[HilbertLinearOperator, LinearOperator | None]:
+        """The low-rank part of the covariance at test inputs, and what the functions do not represent."""
+        low_rank, missing = split_covariance(covariance)
+        return low_rank, None if missing is None else diagonal_for(low_rank, missing.to(low_rank.dtype))
 
     def get_fantasy_strategy(
         self,

@@ -22,7 +22,8 @@ from gpytorch_tkrr import (
     SizeError,
     UnsupportedKernelError,
 )
-from gpytorch_tkrr.hilbert.operator import HilbertCrossLinearOperator, HilbertLinearOperator
+from gpytorch_tkrr.hilbert.lazy_operators import HilbertCrossLinearOperator
+from gpytorch_tkrr.hilbert.operator import HilbertLinearOperator
 
 
 def rbf(lengthscale, **kwargs):
