@@ -1,18 +1,19 @@
 """Several tasks with GPyTorch's own classes: ``MultitaskKernel``, and products with ``IndexKernel`` (Hadamard models).
 
 GPyTorch makes a Kronecker or elementwise product of whatever the kernel of the data evaluates to, and has no place where
-that could choose the product itself. Importing this module gives ``MultitaskKernel`` and lazily evaluated kernels such a
-place. Kernels that are not reduced to a low rank are not affected.
+that could choose the product itself. Importing this module gives ``MultitaskKernel``, ``ProductKernel`` and lazily
+evaluated kernels such a place. Kernels that are not reduced to a low rank are not affected.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial, wraps
 from typing import Any
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.kernels import IndexKernel, Kernel, MultitaskKernel, ScaleKernel
+from gpytorch.kernels import IndexKernel, Kernel, MultitaskKernel, ProductKernel, ScaleKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.utils.memoize import cached
@@ -141,6 +142,18 @@ class HadamardKernel(Kernel):
         self.data_kernel = data_kernel
         self.task_kernel = task_kernel
 
+    def select(self, x: Tensor) -> Tensor:
+        """
+        The columns that the two kernels see, side by side.
+
+        :param x: Inputs `(..., N, D)` of a product of the two.
+        """
+        columns = [
+            x if kernel.active_dims is None else x[..., kernel.active_dims]
+            for kernel in (self.data_kernel, self.task_kernel)
+        ]
+        return _side_by_side(*columns)
+
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor | LinearOperator:
         data = self.data_kernel.forward(x1[..., :-1], x2[..., :-1], diag=diag, **params)
         left, right = x1[..., -1].long(), x2[..., -1].long()
@@ -164,14 +177,15 @@ class HadamardKernel(Kernel):
         return self.data_kernel.prediction_strategy(train_inputs, train_prior_dist, train_labels, likelihood)
 
 
-_forward = MultitaskKernel.forward
+_multitask_kernel_forward = MultitaskKernel.forward
+_product_kernel_forward = ProductKernel.forward
 
 
-@wraps(_forward)
+@wraps(_multitask_kernel_forward)
 def _multitask_forward(
     self: MultitaskKernel, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **params: Any
 ) -> Tensor | LinearOperator:
-    product = _forward(self, x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **params)
+    product = _multitask_kernel_forward(self, x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **params)
     if not isinstance(product, KroneckerProductLinearOperator):
         return product
     data, tasks = product.linear_ops
@@ -191,14 +205,42 @@ def _multitask_prediction_strategy(
     return TaskPredictionStrategy(train_inputs, train_prior_dist, train_labels, likelihood, evaluate)
 
 
+def _hadamard_kernel(kernels: Sequence[Kernel]) -> HadamardKernel | None:
+    """The product of two kernels, if one is reduced to a low rank and the other one is a covariance of tasks."""
+    if len(kernels) != 2:
+        return None
+    for data, tasks in (kernels, tuple(reversed(kernels))):
+        if reduced_kernel(data) is not None and isinstance(tasks, IndexKernel):
+            return HadamardKernel(data, tasks)
+    return None
+
+
+@wraps(_product_kernel_forward)
+def _product_forward(
+    self: ProductKernel, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any
+) -> Tensor | LinearOperator:
+    kernel = _hadamard_kernel(tuple(self.kernels))
+    if kernel is None:
+        return _product_kernel_forward(self, x1, x2, diag=diag, **params)
+    return kernel.forward(kernel.select(x1), kernel.select(x2), diag=diag, **params)
+
+
+def _product_prediction_strategy(
+    self: ProductKernel, train_inputs: Any, train_prior_dist: MultivariateNormal, train_labels: Tensor, likelihood: Any
+) -> DefaultPredictionStrategy:
+    kernel = _hadamard_kernel(tuple(self.kernels))
+    strategy = Kernel.prediction_strategy if kernel is None else HadamardKernel.prediction_strategy
+    return strategy(kernel or self, train_inputs, train_prior_dist, train_labels, likelihood)
+
+
 def _multiply_kernels(self: LazyEvaluatedKernelTensor, other: LinearOperator) -> LinearOperator:
     """The elementwise product of two lazily evaluated kernels; lazy too if it is that of a Hadamard model."""
-    for data, tasks in ((self, other), (other, self)):
-        if not all(isinstance(each, LazyEvaluatedKernelTensor) for each in (data, tasks)):
-            continue
-        if reduced_kernel(data.kernel) is not None and isinstance(tasks.kernel, IndexKernel):
-            columns = [_side_by_side(data.x1, tasks.x1), _side_by_side(data.x2, tasks.x2)]
-            return LazyEvaluatedKernelTensor(*columns, kernel=HadamardKernel(data.kernel, tasks.kernel))
+    if isinstance(other, LazyEvaluatedKernelTensor):
+        kernel = _hadamard_kernel((self.kernel, other.kernel))
+        if kernel is not None:
+            data, tasks = (self, other) if kernel.data_kernel is self.kernel else (other, self)
+            columns = _side_by_side(data.x1, tasks.x1), _side_by_side(data.x2, tasks.x2)
+            return LazyEvaluatedKernelTensor(*columns, kernel=kernel)
     return LinearOperator._mul_matrix(self, other)
 
 
@@ -209,4 +251,6 @@ def _side_by_side(x: Tensor, tasks: Tensor) -> Tensor:
 
 MultitaskKernel.forward = _multitask_forward
 MultitaskKernel.prediction_strategy = _multitask_prediction_strategy
+ProductKernel.forward = _product_forward
+ProductKernel.prediction_strategy = _product_prediction_strategy
 LazyEvaluatedKernelTensor._mul_matrix = _multiply_kernels
