@@ -32,6 +32,9 @@ from .errors import (
     TKRRWarning,
     UnsupportedKernelError,
 )
+from .features import cosine as _cosine  # noqa: F401  (each registers a kernel)
+from .features import symmetric as _symmetric  # noqa: F401
+from .features import task_table as _task_table  # noqa: F401
 from .features.domain import Domain
 from .features.index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .features.spectral import register_spectral_density, spectral_density

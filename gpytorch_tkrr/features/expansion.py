@@ -19,6 +19,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from ..errors import UnsupportedKernelError
+from .advice import advise
 from .basis import FourierBasis, SineBasis
 from .bessel import periodic_variances
 from .index_set import IndexSet
@@ -323,11 +324,16 @@ class Scaled(Expansion):
     def features(self, x: Tensor) -> Tensor:
         return self.base.features(x)
 
+    @property
+    def scale(self) -> Tensor:
+        """The output scale, `(*batch, 1)`, float64."""
+        return self.kernel.outputscale.double().unsqueeze(-1)
+
     def variances(self) -> Tensor:
-        return self.kernel.outputscale.double().unsqueeze(-1) * self.base.variances()
+        return self.scale * self.base.variances()
 
     def prior_variance(self, x: Tensor) -> Tensor:
-        return self.kernel.outputscale.double().unsqueeze(-1) * self.base.prior_variance(x)
+        return self.scale * self.base.prior_variance(x)
 
     def leaves(self, share: float = 1.0) -> Iterator[tuple[Expansion, float]]:
         return self.base.leaves(share)
@@ -414,7 +420,13 @@ _Rule = Callable[[Kernel, Box, str], Expansion]
 _RULES: dict[type[Kernel], _Rule] = {}
 
 
-def _register(kernel_class: type[Kernel]) -> Callable[[_Rule], _Rule]:
+def register(kernel_class: type[Kernel]) -> Callable[[_Rule], _Rule]:
+    """
+    Decorator that registers how a kernel class is expanded; subclasses inherit it unless they override ``forward``.
+
+    :param kernel_class: The class.
+    """
+
     def decorate(rule: _Rule) -> _Rule:
         _RULES[kernel_class] = rule
         return rule
@@ -439,9 +451,7 @@ def expand(kernel: Kernel, box: Box, path: str = "") -> Expansion:
             return rule(kernel, box, path)
     raise UnsupportedKernelError(
         f"{path}: {type(kernel).__name__} has neither a spectral density over its {len(box.columns)} input column(s) "
-        f"nor a finite basis. If it is stationary, register its density with\n"
-        f"    @gpytorch_tkrr.register_spectral_density({type(kernel).__name__})\n"
-        f"    def density(kernel, omega, dims): ..."
+        f"nor a finite basis. {advise(kernel)}"
     )
 
 
@@ -453,60 +463,66 @@ def expand_child(child: Kernel, box: Box, path: str = "") -> Expansion:
     :param box: The columns that its parent sees.
     :param path: Where the kernel stands in the tree, for messages.
     """
-    return expand(child, box if child.active_dims is None else box.select(child.active_dims.tolist()), path)
+    return expand(child, box if child.active_dims is None else box.select(child.active_dims.reshape(-1).tolist()), path)
 
 
-@_register(kernels.ConstantKernel)
+@register(kernels.ConstantKernel)
 def _(kernel: kernels.ConstantKernel, box: Box, path: str) -> Expansion:
     return Constant(kernel)
 
 
-@_register(kernels.LinearKernel)
+@register(kernels.LinearKernel)
 def _(kernel: kernels.LinearKernel, box: Box, path: str) -> Expansion:
     return Linear(kernel, box)
 
 
-@_register(kernels.PolynomialKernel)
+@register(kernels.PolynomialKernel)
 def _(kernel: kernels.PolynomialKernel, box: Box, path: str) -> Expansion:
     return Polynomial(kernel, box)
 
 
-@_register(kernels.PeriodicKernel)
+@register(kernels.PeriodicKernel)
 def _(kernel: kernels.PeriodicKernel, box: Box, path: str) -> Expansion:
     return Periodic(kernel, box)
 
 
-@_register(kernels.ScaleKernel)
+@register(kernels.ScaleKernel)
 def _(kernel: kernels.ScaleKernel, box: Box, path: str) -> Expansion:
     # ScaleKernel repeats its child's active_dims and calls the child's forward: they are applied already.
     return Scaled(kernel, expand(kernel.base_kernel, box, f"{path}.base_kernel"))
 
 
-@_register(kernels.ProductKernel)
+@register(kernels.ProductKernel)
 def _(kernel: kernels.ProductKernel, box: Box, path: str) -> Expansion:
     return Product([expand_child(child, box, f"{path}.kernels[{i}]") for i, child in enumerate(kernel.kernels)])
 
 
-@_register(kernels.AdditiveKernel)
+@register(kernels.AdditiveKernel)
 def _(kernel: kernels.AdditiveKernel, box: Box, path: str) -> Expansion:
     parts = [expand_child(child, box, f"{path}.kernels[{i}]") for i, child in enumerate(kernel.kernels)]
     return _merge(parts)
 
 
-@_register(kernels.AdditiveStructureKernel)
+@register(kernels.AdditiveStructureKernel)
 def _(kernel: kernels.AdditiveStructureKernel, box: Box, path: str) -> Expansion:
-    return _merge(_structure(kernel.base_kernel, box, f"{path}.base_kernel"))
+    return _merge(split_by_column(kernel.base_kernel, box, f"{path}.base_kernel"))
 
 
-@_register(kernels.ProductStructureKernel)
+@register(kernels.ProductStructureKernel)
 def _(kernel: kernels.ProductStructureKernel, box: Box, path: str) -> Expansion:
-    return Product(_structure(kernel.base_kernel, box, f"{path}.base_kernel"))
+    return Product(split_by_column(kernel.base_kernel, box, f"{path}.base_kernel"))
 
 
-def _structure(base: Kernel, box: Box, path: str) -> list[Expansion]:
-    """The base kernel of a structure kernel, one input column at a time."""
+def split_by_column(base: Kernel, box: Box, path: str) -> list[Expansion]:
+    """
+    The base kernel of a structure kernel, one input column at a time.
+
+    :param base: The kernel.
+    :param box: The columns that its parent sees.
+    :param path: Where the kernel stands in the tree, for messages.
+    """
     if base.active_dims is not None:
-        box = box.select(base.active_dims.tolist())
+        box = box.select(base.active_dims.reshape(-1).tolist())
     core = base
     while isinstance(core, kernels.ScaleKernel):
         core = core.base_kernel

@@ -22,6 +22,8 @@ from gpytorch.kernels import (
     AdditiveKernel,
     AdditiveStructureKernel,
     ConstantKernel,
+    CosineKernel,
+    IndexKernel,
     Kernel,
     LinearKernel,
     MaternKernel,
@@ -38,6 +40,7 @@ from gpytorch.kernels import (
 from torch import Tensor
 
 from ..errors import InputError, UnsupportedKernelError
+from .advice import advise
 from .bessel import bessel_j0, count_harmonics, log_bessel_k, periodic_variances
 
 Density = Callable[[Kernel, Tensor, tuple[int, ...]], Tensor]
@@ -245,7 +248,7 @@ class _Node:
 Rule = Callable[[_Node, Frequencies], Tensor]
 _RULES: dict[type[Kernel], Rule] = {}
 
-_FINITE_BASIS = (ConstantKernel, LinearKernel, PeriodicKernel, PolynomialKernel)
+_FINITE_BASIS = (ConstantKernel, CosineKernel, IndexKernel, LinearKernel, PeriodicKernel, PolynomialKernel)
 _NEED_NUM_DIMS = (PiecewisePolynomialKernel, ProductStructureKernel)
 
 
@@ -285,10 +288,7 @@ def _density(node: _Node, frequencies: Frequencies) -> Tensor:
             raise node.unsupported("it is a finite sum of basis functions, which have no density on their own.")
         name = type(node.kernel).__name__
         raise node.unsupported(
-            f"none is registered for {name}, and none is inherited through a forward of its own. If it is stationary, "
-            "register a function that returns densities (*kernel.batch_shape, M) at frequencies (M, len(dims)):\n\n"
-            f"    @gpytorch_tkrr.register_spectral_density({name})\n"
-            f"    def density(kernel, omega, dims): ..."
+            f"none is registered for {name}, and none is inherited through a forward of its own. {advise(node.kernel)}"
         )
     return rule(node, frequencies)
 

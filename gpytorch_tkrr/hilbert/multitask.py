@@ -149,7 +149,7 @@ class HadamardKernel(Kernel):
         :param x: Inputs `(..., N, D)` of a product of the two.
         """
         columns = [
-            x if kernel.active_dims is None else x[..., kernel.active_dims]
+            x if kernel.active_dims is None else x[..., kernel.active_dims.reshape(-1)]
             for kernel in (self.data_kernel, self.task_kernel)
         ]
         return _side_by_side(*columns)
