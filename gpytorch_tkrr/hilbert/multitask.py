@@ -1,8 +1,8 @@
 """Several tasks with GPyTorch's own classes: ``MultitaskKernel``, and products with ``IndexKernel`` (Hadamard models).
 
-GPyTorch makes a Kronecker or elementwise product of whatever the kernel of the data evaluates to, and has no place where
-that could choose the product itself. Importing this module gives ``MultitaskKernel``, ``ProductKernel`` and lazily
-evaluated kernels such a place. Kernels that are not reduced to a low rank are not affected.
+GPyTorch makes a Kronecker or elementwise product of whatever the kernel of the data evaluates to, and has no place
+where that could choose the product itself. Importing this module gives ``MultitaskKernel``, ``ProductKernel`` and
+lazily evaluated kernels such a place. Kernels that are not reduced to a low rank are not affected.
 """
 
 from __future__ import annotations
@@ -196,7 +196,11 @@ def _multitask_forward(
 
 
 def _multitask_prediction_strategy(
-    self: MultitaskKernel, train_inputs: Any, train_prior_dist: MultivariateNormal, train_labels: Tensor, likelihood: Any
+    self: MultitaskKernel,
+    train_inputs: Any,
+    train_prior_dist: MultivariateNormal,
+    train_labels: Tensor,
+    likelihood: Any,
 ) -> DefaultPredictionStrategy:
     kernel = reduced_kernel(self.data_covar_module)
     if kernel is None or not isinstance(train_prior_dist, MultitaskMultivariateNormal):

@@ -183,7 +183,9 @@ class HilbertLinearOperator(LinearOperator):
     def _permute_batch(self, *dims: int) -> HilbertLinearOperator:
         features, variances = self._full_batch()
         num_batch = len(dims)
-        return HilbertLinearOperator(features.permute(*dims, num_batch, num_batch + 1), variances.permute(*dims, num_batch))
+        return HilbertLinearOperator(
+            features.permute(*dims, num_batch, num_batch + 1), variances.permute(*dims, num_batch)
+        )
 
     def _unsqueeze_batch(self, dim: int) -> HilbertLinearOperator:
         features, variances = self._full_batch()

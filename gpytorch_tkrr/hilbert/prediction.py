@@ -138,7 +138,9 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
             residual = torch.where(observed, residual, torch.zeros_like(residual))
         factor = capacitance_cholesky(low_rank, noise, observed)
         # A row times a matrix: features that a batch shares are not repeated.
-        target = low_rank.scale * ((residual / noise).unsqueeze(-2) @ low_rank.features.double()).squeeze(-2)  # (..., M)
+        target = low_rank.scale * ((residual / noise).unsqueeze(-2) @ low_rank.features.double()).squeeze(
+            -2
+        )  # (..., M)
         return self._remember(WeightPosterior.from_capacitance(low_rank.scale, factor, target))
 
     def _remember(self, posterior: WeightPosterior) -> WeightPosterior:

@@ -86,7 +86,9 @@ class HilbertTaskLinearOperator(HilbertLinearOperator):
     def _size(self) -> torch.Size:
         *batch_shape, num_rows, _ = self.data.shape
         num_rows = num_rows * self.num_tasks if self.tasks is None else num_rows
-        task_batch = torch.broadcast_shapes(self.task_root.shape[:-2], () if self.tasks is None else self.tasks.shape[:-1])
+        task_batch = torch.broadcast_shapes(
+            self.task_root.shape[:-2], () if self.tasks is None else self.tasks.shape[:-1]
+        )
         return torch.Size((*torch.broadcast_shapes(batch_shape, task_batch), num_rows, num_rows))
 
     def _membership(self) -> Tensor:
@@ -102,7 +104,9 @@ class HilbertTaskLinearOperator(HilbertLinearOperator):
         if self.tasks is None:
             task_weights = weights.double().unflatten(-1, (-1, self.num_tasks)).mT  # type: ignore[union-attr]
         else:
-            task_weights = self._membership() if weights is None else self._membership() * weights.double().unsqueeze(-2)
+            task_weights = (
+                self._membership() if weights is None else self._membership() * weights.double().unsqueeze(-2)
+            )
         grams = self.data.gram(task_weights)  # (..., T, M, M)
         root = self.task_root.double()
         return torch.einsum("...tij,...tq,...tr->...iqjr", grams, root, root).flatten(-2).flatten(-3, -2)
@@ -154,7 +158,8 @@ class HilbertTaskLinearOperator(HilbertLinearOperator):
 
 class HilbertTaskNoiseLinearOperator(SumLinearOperator):
     r"""
-    :math:`\Phi V \Phi^\top \otimes B + I \otimes \Sigma`, with exact solves and log determinants by the capacitance matrix
+    :math:`\Phi V \Phi^\top \otimes B + I \otimes \Sigma` with exact solves and log determinants by the capacitance
+    matrix
 
     .. math:: C = I + V^{1/2} \Phi^\top \Phi V^{1/2} \otimes L^\top \Sigma^{-1} L.
 
@@ -165,7 +170,7 @@ class HilbertTaskNoiseLinearOperator(SumLinearOperator):
     def __init__(self, *linear_ops: LinearOperator):
         super().__init__(*linear_ops)
         self.low_rank: HilbertTaskLinearOperator
-        self.low_rank, self._noise = linear_ops  # type: ignore[assignment]
+        self.low_rank, self._noise = linear_ops
 
     @property
     def task_noise(self) -> Tensor:
@@ -320,7 +325,7 @@ def all_tasks(data: LinearOperator, task_covariance: Tensor) -> LinearOperator |
     """
     if isinstance(data, HilbertAddedDiagLinearOperator):  # variance that the functions do not represent
         low_rank = all_tasks(data.low_rank, task_covariance)
-        return low_rank + KroneckerProductLinearOperator(data._diag_tensor, task_covariance)  # type: ignore[operator]
+        return low_rank + KroneckerProductLinearOperator(data._diag_tensor, task_covariance)
     if not isinstance(data, HilbertLinearOperator):
         return None
     return HilbertTaskLinearOperator(data, robust_cholesky(task_covariance.double()))
@@ -338,7 +343,7 @@ def one_task_each(data: LinearOperator, task_covariance: Tensor, tasks: Tensor) 
         low_rank = one_task_each(data.low_rank, task_covariance, tasks)
         task_variance = task_covariance.diagonal(dim1=-2, dim2=-1)
         missing = data._diag_tensor._diagonal() * torch.take_along_dim(task_variance, tasks, dim=-1)
-        return low_rank + DiagLinearOperator(missing)  # type: ignore[operator]
+        return low_rank + DiagLinearOperator(missing)
     if not isinstance(data, HilbertLinearOperator):
         return None
     return HilbertTaskLinearOperator(data, robust_cholesky(task_covariance.double()), tasks)

@@ -270,9 +270,9 @@ def test_training_inputs_outside_the_box_are_named():
 
 
 def test_with_fast_computations_off():
-    """As after ``import botorch``: the low-rank likelihood, a warning, or beyond 5 000 rows an error that says what to do."""
+    """As after ``import botorch``: the low-rank likelihood, a warning, or beyond 5 000 rows an error."""
 
-    def step(model_class, num, x_and_y=None):
+    def step(model_class, num):
         x, y = make_data(num)
         kernel = MultitaskKernel(hilbert(), num_tasks=NUM_TASKS)
         model = model_class(x, y, MultitaskGaussianLikelihood(num_tasks=NUM_TASKS), kernel).double()

@@ -45,7 +45,7 @@ def test_train_mode_is_the_lazy_prior():
 def test_train_mode_wants_the_training_inputs():
     x, y = make_data()
     model = make_model(x, y).train()
-    with pytest.raises(RuntimeError, match="You must train on the training inputs!.*model.eval()"):
+    with pytest.raises(RuntimeError, match=r"You must train on the training inputs!.*model\.eval\(\)"):
         model(x + 0.01)
     with gpytorch.settings.debug(False):
         assert model(x + 0.01).mean.shape == y.shape
