@@ -1,4 +1,4 @@
-"""Kernels with few functions of their own (cosine, additive of some degree, tables of tasks), and advice for the rest."""
+"""Kernels with few functions of their own (cosine, additive, tables of tasks), and advice for the rest."""
 
 from __future__ import annotations
 
