@@ -80,7 +80,7 @@ def test_too_many_functions():
 
 def test_unsupported_kernel():
     with pytest.raises(UnsupportedKernelError, match="CosineKernel"):
-        HilbertKernel(gpytorch.kernels.CosineKernel(), Domain(torch.zeros(1), 1.0), 5)
+        HilbertKernel(gpytorch.kernels.CosineKernel(), Domain(torch.zeros(2), 1.0), 5)
 
 
 def test_domain_must_be_a_domain():
