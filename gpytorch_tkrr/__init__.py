@@ -47,6 +47,7 @@ from .inference.one_vs_rest import OneVsRest
 from .inference.results import ALSResult, GibbsResult
 from .model.anova import CenteredLinearKernel, anova_kernel
 from .model.effects import EmpiricalMeasure, MainEffects, SobolIndices, UniformMeasure, main_effects, sobol_indices
+from .model.likelihoods.negative_binomial import NegativeBinomialLikelihood
 from .model.prediction import Prediction
 from .model.tkrr import TKRR
 from .model.warp import InputWarp
@@ -82,6 +83,7 @@ __all__ = [
     "InputError",
     "InputWarp",
     "MainEffects",
+    "NegativeBinomialLikelihood",
     "NotApplicableError",
     "NotFittedError",
     "NpySource",

@@ -113,7 +113,8 @@ class HilbertKernel(ReducedRankKernel):
         self._tolerance: Tolerance | None = None
         self._warned: set[type[Warning]] = set()
         self._is_conditioning = False  # the rows are those that a prediction is conditioned on
-        self._ignored = 0.0  # part of the prior variance that may be missing and is not counted
+        # Part of the prior variance that may be missing at new inputs and is not counted; in training nothing is then.
+        self._ignored = 0.0
 
     @classmethod
     def from_tolerance(
@@ -297,7 +298,13 @@ class HilbertKernel(ReducedRankKernel):
     ) -> DefaultPredictionStrategy:
         evaluate = partial(evaluate_as_training, [self], train_prior_dist.lazy_covariance_matrix)
         return HilbertPredictionStrategy(
-            train_inputs, train_prior_dist, train_labels, likelihood, evaluate, basis=self.follow
+            train_inputs,
+            train_prior_dist,
+            train_labels,
+            likelihood,
+            evaluate,
+            basis=self.follow,
+            counts_missing=self._ignored == 0,
         )
 
     @contextmanager
@@ -369,6 +376,8 @@ class HilbertKernel(ReducedRankKernel):
         Prior variance that the functions do not represent: its mean over training rows `(..., 1)`, that of each row
         `(..., N)` in eval mode, or None where it is nowhere more than is ignored.
         """
+        if self.training and self._ignored > 0:
+            return None
         exact = expansion.prior_variance(x)
         if self.training:
             exact = exact.mean(-1, keepdim=True)
@@ -588,8 +597,8 @@ class _FeatureCache:
     """
     Features of the training inputs seen last, found again by content.
 
-    A copy of a kernel has a cache of its own with the same content, since samplers copy the whole model at every step;
-    pickles leave it behind.
+    Deep copies of a kernel share it, since samplers copy the whole model at every step: what is found depends on
+    everything that makes the features, not on who asks. Pickles leave it behind.
     """
 
     def __init__(self) -> None:
@@ -616,9 +625,7 @@ class _FeatureCache:
         self.content = (structure, [tensor.detach().clone() for tensor in tensors], (features, gram_cache))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _FeatureCache:
-        twin = _FeatureCache()
-        twin.content = self.content
-        return twin
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _FeatureCache, ()

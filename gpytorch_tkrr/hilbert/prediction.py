@@ -74,6 +74,7 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
     :param basis: Tells one basis of the kernel from another.
     :param posterior: The posterior of the weights, where it is known already.
     :param added: Rows that came after the training rows.
+    :param counts_missing: Whether rows that are conditioned on count what the functions do not represent.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         basis: Callable[[], Hashable] | None = None,
         posterior: WeightPosterior | None = None,
         added: Sequence[Callable[[], AddedRows]] = (),
+        counts_missing: bool = True,
     ):
         self._train_shape = train_prior_dist.event_shape
         self.train_inputs = train_inputs
@@ -98,6 +100,7 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         self._basis = basis
         self._given_posterior = posterior
         self._added = tuple(added)
+        self._counts_missing = counts_missing
 
     @property
     def lik_train_train_covar(self) -> LinearOperator:
@@ -217,7 +220,9 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
             clear_cache_hook(covariance)
             low_rank, missing = split_covariance(covariance.evaluate_kernel())
             represented = low_rank._diagonal().double()
-            missing = torch.zeros_like(represented) if missing is None else missing.expand_as(represented)
+            if missing is None or not self._counts_missing:
+                missing = torch.zeros_like(represented)
+            missing = missing.expand_as(represented)
             is_inside = represented > 1e-12 * missing
             scale = low_rank.row_scale
             residual = (targets - mean).double()
@@ -226,7 +231,14 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         prior = self.train_prior_dist.__class__(full_mean, full_covariance)
         added = (*self._added, evaluate)
         return self.__class__(
-            full_inputs, prior, full_targets, likelihood, self._evaluate, basis=self._basis, added=added
+            full_inputs,
+            prior,
+            full_targets,
+            likelihood,
+            self._evaluate,
+            basis=self._basis,
+            added=added,
+            counts_missing=self._counts_missing,
         )
 
 

@@ -104,6 +104,10 @@ def fit_als(
         raise ValueError(f"max_sweeps and rel_tol must not be negative; got {max_sweeps} and {rel_tol}.")
     if not isinstance(penalty, Penalty):
         raise TypeError(f"penalty must be a Penalty, for instance FrobeniusPenalty(); got {penalty!r}.")
+    if not model.observation.has_least_squares:
+        raise InputError(
+            f"fit_als minimises squared errors, which a {type(model.likelihood).__name__} has none of. Use fit_gibbs."
+        )
     if new_rows is not None and data is not None:
         raise ValueError(
             "new_rows are appended to the model's own training data; data replaces these. Pass one of them."

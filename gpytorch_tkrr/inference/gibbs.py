@@ -469,6 +469,6 @@ def _link_offset(model: TKRR, training: TrainingData) -> float:
             f"a {type(model.mean_module).__name__}."
         )
     if model.fits_mean:
-        model.mean_module.initialize(constant=model.observation.start_mean(training.summary.mean))
+        model.mean_module.initialize(constant=model.observation.start_mean(training.summary))
     training.mean, training.scale = None, 1.0
     return float(model.mean_module(training.summary.sample[:1]).sum())

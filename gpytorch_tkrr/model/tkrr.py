@@ -271,10 +271,10 @@ class TKRR(GP):
         if data is None and self.train_inputs is None:
             raise InputError("The model holds no training data. Pass data=(x, y), or call set_train_data first.")
         has_weights = isinstance(data, tuple) and len(data) == 3
-        if data is not None and self.observation.has_row_noise and not has_weights:
+        if data is not None and self.observation.has_own_rows and not has_weights:
             raise InputError(
-                "The likelihood has a noise variance for each row, which data=(x, y) cannot be matched with. Pass row "
-                "weights too: data=(x, y, noise.mean() / noise)."
+                "The likelihood has a value for each of its own rows, which data=(x, y) cannot be matched with. Pass "
+                f"them too, in the place of row weights: data=(x, y, {self.observation.row_part})."
             )
         source = self._source() if data is None else as_source(data)
         parameter = next(self.parameters(), None)
@@ -416,7 +416,8 @@ class TKRR(GP):
 
         :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension.
         :param rows: What the likelihood needs to know of each row: with a FixedNoiseGaussianLikelihood `noise=`, one
-            variance or one for each row `(..., n)`. For the model's own training inputs it may be left out.
+            variance or one for each row `(..., n)`, with a NegativeBinomialLikelihood `exposure=`, likewise. For the
+            model's own training inputs it may be left out.
 
         Example:
             >>> import torch, gpytorch, gpytorch_tkrr as tkrr

@@ -373,11 +373,13 @@ def test_fantasies_outside_the_box_carry_no_information(test_x):
     assert_same(posterior, expected)
 
 
-def test_fantasies_equal_conditioning_where_much_is_missing(test_x):
+@pytest.mark.parametrize("ignored", [0.0, 0.05])
+def test_fantasies_equal_conditioning_where_much_is_missing(ignored, test_x):
     """A quarter of the prior variance is missing: one rule for rows that were there and rows that come later."""
     base = RBFKernel()
     base.lengthscale = 0.1
     model = make_model(40, HilbertKernel(ScaleKernel(base), Domain(0.5, 0.8), [6, 9]))
+    model.covar_module._ignored = ignored
     new_x, new_y = torch.rand(3, 2, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
     last_x, last_y = torch.rand(2, 2, dtype=torch.float64), torch.randn(2, dtype=torch.float64)
     with warnings.catch_warnings():
@@ -393,7 +395,8 @@ def test_fantasies_equal_conditioning_where_much_is_missing(test_x):
         train, test = (expansion.features(t) * expansion.variances().sqrt() for t in (x, test_x))
         missing = kernel.outputscale - train.square().sum(-1)
         assert float((missing / kernel.outputscale).mean().detach()) > 0.2
-        covariance = train @ train.mT + (model.likelihood.noise + missing.mean()) * torch.eye(len(x))
+        shared = missing.mean() if ignored == 0 else 0.0
+        covariance = train @ train.mT + (model.likelihood.noise + shared) * torch.eye(len(x))
         residual = (y - model.mean_module(x)).unsqueeze(-1)
         mean = model.mean_module(test_x) + (test @ train.mT @ torch.linalg.solve(covariance, residual)).squeeze(-1)
         assert torch.allclose(fantasy(test_x).mean, mean, atol=1e-9)

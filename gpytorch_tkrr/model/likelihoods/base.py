@@ -23,6 +23,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from ...data.source import RowFunction, Working
+from ...data.training import Summary
 from ...errors import InputError
 
 #: Parameters of an observation model by name.
@@ -36,6 +37,9 @@ Rows = Mapping[str, Tensor]
 SumRows = Callable[[RowFunction, int], Tensor]
 
 _OBSERVATIONS: dict[type[Likelihood], type[Observation]] = {}
+
+#: Likelihoods that are not taken though another one is near to them, and which.
+_REFUSED: dict[type[Likelihood], str] = {}
 
 #: Methods of a likelihood that say what y is, given f. A subclass that changes one of them is another model.
 _MEANING = ("forward", "marginal", "log_marginal", "expected_log_prob", "_shaped_noise_covar")
@@ -58,6 +62,12 @@ class Observation(ABC):
 
     #: Whether f has a scale of its own: targets are then neither centred nor scaled, and the mean is part of f.
     has_link: ClassVar[bool] = False
+
+    #: Whether `fit_als` may regress on the encoded targets.
+    has_least_squares: ClassVar[bool] = True
+
+    #: What the third part of data=(x, y, ...) is, where the likelihood object knows something of each row.
+    row_part: ClassVar[str] = "noise.mean() / noise"
 
     def __init__(self, likelihood: Any) -> None:
         self.likelihood = likelihood
@@ -84,26 +94,27 @@ class Observation(ABC):
         """
         return y
 
-    def start_mean(self, mean: float) -> float:
+    def start_mean(self, summary: Summary) -> float:
         """
         The constant mean of f that a fit sets where the user gives none.
 
-        :param mean: Mean of the encoded targets.
+        :param summary: Of the encoded targets.
         """
-        return mean
+        return summary.mean
 
     def noise(self) -> Tensor | None:
         """The noise variance of the likelihood object, a differentiable float64 scalar; None where it has none."""
         return None
 
     @property
-    def has_row_noise(self) -> bool:
-        """Whether the likelihood object knows a noise variance for each of its own rows, and of no others."""
+    def has_own_rows(self) -> bool:
+        """Whether the likelihood object knows something of each of its own rows (noise, exposure), and of no others."""
         return False
 
     def row_weights(self, num_rows: int) -> Tensor | None:
         """
-        Weights of the model's own training rows `(N,)`, relative to the noise; None for ones.
+        Weights of the model's own training rows `(N,)`, relative to the noise, or what else the augmentation takes in
+        their place; None for ones.
 
         :param num_rows: N.
         """
@@ -311,6 +322,16 @@ def register(likelihood: type[Likelihood]) -> Callable[[T], T]:
     return decorate
 
 
+def refuse(likelihood: type[Likelihood], advice: str) -> None:
+    """
+    Let the error about a likelihood class that is not registered say what to use instead.
+
+    :param likelihood: The class.
+    :param advice: A sentence.
+    """
+    _REFUSED[likelihood] = advice
+
+
 def observe(likelihood: Likelihood) -> Observation:
     """
     The observation model behind a likelihood.
@@ -327,7 +348,9 @@ def observe(likelihood: Likelihood) -> Observation:
     known = next((cls for cls in mro if cls in _OBSERVATIONS), None)
     names = ", ".join(sorted(cls.__name__ for cls in _OBSERVATIONS))
     if known is None:
-        raise InputError(f"likelihood must be one of {names}; got a {type(likelihood).__name__}.")
+        advice = "".join(f" {text}" for cls, text in _REFUSED.items() if cls in mro)
+        kind = f"{type(likelihood).__module__}.{type(likelihood).__name__}" if advice else type(likelihood).__name__
+        raise InputError(f"likelihood must be one of {names}; got a {kind}.{advice}")
     between = mro[: mro.index(known)]
     changed = [name for name in _MEANING if any(name in vars(cls) for cls in between)]
     if changed:

@@ -29,12 +29,12 @@ class FixedNoiseObservation(GaussianObservation):
             )
 
     @property
-    def has_row_noise(self) -> bool:
+    def has_own_rows(self) -> bool:
         return self.likelihood.noise.numel() > 1
 
     def row_weights(self, num_rows: int) -> Tensor | None:
         noise = self.likelihood.noise.detach().double()
-        if not self.has_row_noise:
+        if not self.has_own_rows:
             return None
         if noise.shape != (num_rows,):
             raise InputError(
@@ -63,7 +63,7 @@ class FixedNoiseObservation(GaussianObservation):
         super().rows(num_rows, is_training, **given)
         own = self.likelihood.noise.detach().double()
         if noise is None:
-            if self.has_row_noise and not (is_training and len(own) == num_rows):
+            if self.has_own_rows and not (is_training and len(own) == num_rows):
                 raise InputError(
                     f"The likelihood knows the noise variances of its {own.numel()} training rows, not those of the "
                     f"{num_rows} rows that are asked for. Pass noise=, one variance or one for each row."

@@ -19,6 +19,7 @@ from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
 
 from ...data.source import Batch, Working
+from ...data.training import Summary
 from ...errors import InputError
 from .base import Augmentation, Observation, Parameters, Rows, per_row, register
 from .keyed import row_uniform
@@ -42,8 +43,8 @@ class ProbitObservation(Observation):
     def decode(self, y: Tensor) -> Tensor:
         return (y > 0).double()
 
-    def start_mean(self, mean: float) -> float:
-        share = min(max((mean + 1) / 2, 0.01), 0.99)  # of the class +1, kept away from 0 and 1
+    def start_mean(self, summary: Summary) -> float:
+        share = min(max((summary.mean + 1) / 2, 0.01), 0.99)  # of the class +1, kept away from 0 and 1
         return float(scipy.special.ndtri(share))
 
     def augmentation(self, scale: float, offset: float) -> Augmentation:
