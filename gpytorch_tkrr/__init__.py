@@ -37,7 +37,7 @@ from .features.domain import Domain
 from .features.finite import register_finite_basis
 from .features.index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .features.spectral import register_spectral_density, spectral_density
-from .hilbert.distribution import ReducedRankNormal
+from .hilbert.distribution import ReducedRankMultitaskNormal, ReducedRankNormal
 from .hilbert.functions import FunctionDraws, draw_posterior_functions, draw_prior_functions
 from .hilbert.gp import HilbertGP
 from .hilbert.kernel import HilbertKernel
@@ -98,6 +98,7 @@ __all__ = [
     "Penalty",
     "Prediction",
     "ProcessError",
+    "ReducedRankMultitaskNormal",
     "ReducedRankNormal",
     "SeparableKernelWarning",
     "Shard",

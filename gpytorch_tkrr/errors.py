@@ -66,7 +66,7 @@ class InputError(TKRRError, ValueError):
 
 class SizeError(TKRRError, ValueError):
     """
-    The requested number of functions is below one or larger than what is sensible.
+    The requested number of functions, or a dense matrix that would have to be formed, has no sensible size.
 
     Example:
         >>> import gpytorch_tkrr as tkrr

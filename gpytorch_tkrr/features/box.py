@@ -18,6 +18,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from ..errors import SizeError, UnsupportedKernelError
+from . import cosine, symmetric, task_table  # noqa: F401  they register their kernels
 from .bessel import periodic_variances
 from .domain import Domain, as_inputs
 from .expansion import Box, Expansion, OneInput, Sines, expand

@@ -22,7 +22,7 @@ from .basis import Basis, SineBasis
 from .covariance import Covariance, block_diagonal, kronecker
 from .index_set import IndexSet
 from .spectral import node_density, node_has_density
-from .tree import FiniteBasis, Node, Structure, unsupported
+from .tree import ColumnByColumn, FiniteBasis, Node, Structure, unsupported
 
 
 @dataclass(frozen=True)
@@ -304,8 +304,13 @@ class Scaled(Expansion):
     def features(self, x: Tensor) -> Tensor:
         return self.base.features(x)
 
+    @property
+    def scale(self) -> Tensor:
+        """The output scale, `(*batch, 1)`, float64."""
+        return self.kernel.outputscale.double().unsqueeze(-1)
+
     def variances(self) -> Tensor:
-        return self.kernel.outputscale.double().unsqueeze(-1) * self.base.variances()
+        return self.scale * self.base.variances()
 
     def mixing(self) -> Tensor | None:
         return self.base.mixing()
@@ -315,7 +320,7 @@ class Scaled(Expansion):
         return self.base.structure
 
     def prior_variance(self, x: Tensor) -> Tensor:
-        return self.kernel.outputscale.double().unsqueeze(-1) * self.base.prior_variance(x)
+        return self.scale * self.base.prior_variance(x)
 
     def leaves(self, share: float = 1.0) -> Iterator[tuple[Expansion, float]]:
         return self.base.leaves(share)
@@ -433,7 +438,13 @@ def _expand(node: Node, box: Box) -> Expansion:
         for column in node.free:
             num_basis = box.num_basis[box.columns.index(column)]
             parts.append(OneInput(column, kind.term(node.kernel, node.columns.index(column), num_basis)))
-        return parts[0] if len(parts) == 1 else kind.over_columns(parts)
+        if len(parts) == 1:
+            return parts[0]
+        if kind.over_columns is None:
+            raise unsupported(node, f"sees {len(parts)} input columns.")
+        return kind.over_columns(parts)
+    if isinstance(kind, ColumnByColumn):
+        return kind.combine(node, [_expand(part, box) for part in node.by_column()])
     if kind is Structure.CONSTANT:
         return Constant(node.kernel)
     if kind is Structure.SCALE:

@@ -25,7 +25,7 @@ MakeTerm = Callable[[Kernel, int, int], Term]
 
 
 def register_finite_basis(
-    kernel_class: type[Kernel], *, over_columns: Callable[[list[OneInput]], Expansion] = Product
+    kernel_class: type[Kernel], *, over_columns: Callable[[list[OneInput]], Expansion] | None = Product
 ) -> Callable[[MakeTerm], MakeTerm]:
     """
     Decorator that registers the finite basis of a kernel class, for :class:`~gpytorch_tkrr.HilbertKernel` and for
@@ -37,7 +37,8 @@ def register_finite_basis(
 
     :param kernel_class: The class.
     :param over_columns: How kernels of single columns make the kernel of several: :class:`Product`, :class:`Sum`, or
-        an expansion of its own. A TKRR model takes several columns only where they multiply.
+        an expansion of its own; None for a kernel of one column. A TKRR model takes several columns only where they
+        multiply.
 
     Example:
         >>> import torch
@@ -70,8 +71,13 @@ def register_finite_basis(
     return decorator
 
 
-def _of_column(parameter: Tensor, position: int) -> Tensor:
-    """One column of a parameter `(*batch, 1, D or 1)`, `(*batch,)`, float64."""
+def of_column(parameter: Tensor, position: int) -> Tensor:
+    """
+    One column of a parameter, `(*batch,)`, float64.
+
+    :param parameter: `(*batch, 1, D or 1)`.
+    :param position: Which column.
+    """
     parameter = parameter.double().squeeze(-2)
     return parameter[..., min(position, parameter.shape[-1] - 1)]
 
@@ -95,7 +101,7 @@ class LinearTerm(Term):
         return MonomialBasis(1, center[self.position] if center.dim() and center.numel() > 1 else center)
 
     def variances(self) -> Tensor:
-        return _of_column(self.kernel.variance, self.position).unsqueeze(-1)
+        return of_column(self.kernel.variance, self.position).unsqueeze(-1)
 
     def prior_variance(self, x: Tensor) -> Tensor:
         return self.basis(x).squeeze(-1).square() * self.variances()
@@ -197,11 +203,11 @@ class PeriodicTerm(Term):
 
     @property
     def basis(self) -> FourierBasis:
-        return FourierBasis(_of_column(self.kernel.period_length, self.position), self.num_harmonics)
+        return FourierBasis(of_column(self.kernel.period_length, self.position), self.num_harmonics)
 
     def concentration(self) -> Tensor:
         r""":math:`1 / \ell`, `(*batch,)`."""
-        return 1 / _of_column(self.kernel.lengthscale, self.position)
+        return 1 / of_column(self.kernel.lengthscale, self.position)
 
     def variances(self) -> Tensor:
         q = periodic_variances(self.concentration(), self.num_harmonics)  # (*batch, J + 1)

@@ -34,7 +34,18 @@ from torch import Tensor
 
 from ..errors import InputError, UnsupportedKernelError
 from .bessel import bessel_j0, count_harmonics, log_bessel_k, periodic_variances
-from .tree import Density, FiniteBasis, Frequencies, Node, Structure, check_kernel_class, is_a, register, unsupported
+from .tree import (
+    ColumnByColumn,
+    Density,
+    FiniteBasis,
+    Frequencies,
+    Node,
+    Structure,
+    check_kernel_class,
+    is_a,
+    register,
+    unsupported,
+)
 
 DensityFunction = Callable[[Kernel, Tensor, tuple[int, ...]], Tensor]
 
@@ -223,7 +234,7 @@ def _density(node: Node, frequencies: Frequencies) -> Tensor:
         return _product_density(node, node.by_column(), frequencies)
     if isinstance(kind, FiniteBasis) or kind is Structure.CONSTANT:
         raise _no_density(node, "it is a finite sum of basis functions, which have no density on their own.")
-    if kind is Structure.COLUMN_SUM:
+    if kind is Structure.COLUMN_SUM or isinstance(kind, ColumnByColumn):
         raise _no_density(node, "a sum over different columns has a basis, but no density in all of them.")
     name = type(node.kernel).__name__
     raise _no_density(node, f"none is registered for {name}, and none is inherited through a forward of its own.")

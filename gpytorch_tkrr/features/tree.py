@@ -1,8 +1,8 @@
 """The kernel tree: one walk, one treatment of `active_dims`, one registry of what a kernel class is.
 
 A :class:`Node` is a kernel inside a tree, with the input columns that it sees and the path that leads to it. What its
-class is stands in one registry: a sum, a product, a scale, a constant, one of the two structure kernels, a leaf with a
-spectral density or a leaf with a finite basis. Three files read the tree: :mod:`.spectral` (densities),
+class is stands in one registry: a sum, a product, a scale, a constant, a kernel over the columns of a base kernel, a
+leaf with a spectral density or a leaf with a finite basis. Three files read the tree: :mod:`.spectral` (densities),
 :mod:`.expansion` (all inputs at once) and :mod:`.separable` (input by input).
 """
 
@@ -19,6 +19,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from ..errors import InputError, UnsupportedKernelError
+from .advice import advise
 
 Frequencies = dict[int, Tensor]  # input column -> angular frequencies (..., M)
 
@@ -52,14 +53,26 @@ class FiniteBasis:
 
     :param term: Makes the functions and variances of one column, from the kernel, the position of the column among
         those the kernel sees, and the number of sines of that column.
-    :param over_columns: Makes the expansion of several columns from those of single ones.
+    :param over_columns: Makes the expansion of several columns from those of single ones; None for a kernel of one
+        column.
     """
 
     term: Callable[[Kernel, int, int], Any]
-    over_columns: Callable[[list], Any]
+    over_columns: Callable[[list], Any] | None
 
 
-Kind = Structure | Density | FiniteBasis
+@dataclass(frozen=True)
+class ColumnByColumn:
+    """
+    A kernel made of one base kernel, column by column, that is neither their sum nor their product.
+
+    :param combine: Makes the expansion from the node and the expansions of the base kernel on each column.
+    """
+
+    combine: Callable[[Node, list], Any]
+
+
+Kind = Structure | Density | FiniteBasis | ColumnByColumn
 
 _KINDS: dict[type[Kernel], Kind] = {
     kernels.AdditiveKernel: Structure.SUM,
@@ -76,6 +89,7 @@ _NOT_COLUMN_BY_COLUMN = (
     kernels.PiecewisePolynomialKernel,
     kernels.AdditiveStructureKernel,
     kernels.ProductStructureKernel,
+    kernels.NewtonGirardAdditiveKernel,
 )
 
 
@@ -219,7 +233,7 @@ class Node:
             return set().union(*(child.support() for child in self.children()))
         if self.kind is Structure.SCALE:
             return self.base().support()
-        if self.kind in (Structure.COLUMN_SUM, Structure.COLUMN_PRODUCT):
+        if self.kind in (Structure.COLUMN_SUM, Structure.COLUMN_PRODUCT) or isinstance(self.kind, ColumnByColumn):
             return self.child(self.kernel.base_kernel, "base_kernel").support()
         return set() if self.kind is Structure.CONSTANT else set(self.free)
 
@@ -248,19 +262,13 @@ def _select(kernel: Kernel, columns: tuple[int, ...], path: str) -> tuple[int, .
     return tuple(columns[d] for d in active_dims)
 
 
-def unsupported(node: Node, reason: str, *, remedy: str = "") -> UnsupportedKernelError:
+def unsupported(node: Node, reason: str) -> UnsupportedKernelError:
     """
-    The error of a node that cannot be read: which node, why, and what to try.
+    The error of a node that cannot be read: which node, why, and what to write instead where that is known.
 
     :param node: The node.
     :param reason: A sentence without its subject.
-    :param remedy: What to try; for a class that nothing is registered for, how to register it.
     """
-    name = type(node.kernel).__name__
-    if not remedy and node.kind is None:
-        remedy = (
-            " If it is stationary, register a function that returns densities (*kernel.batch_shape, M) at frequencies "
-            f"(M, len(dims)):\n\n    @gpytorch_tkrr.register_spectral_density({name})\n"
-            "    def density(kernel, omega, dims): ..."
-        )
+    is_leaf_of_one_column = isinstance(node.kind, FiniteBasis) and node.kind.over_columns is None
+    remedy = f" {advise(node.kernel)}" if node.kind is None or is_leaf_of_one_column else ""
     return UnsupportedKernelError(f"{node} {reason}{remedy}")

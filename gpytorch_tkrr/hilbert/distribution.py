@@ -1,4 +1,4 @@
-"""A multivariate normal that keeps its low-rank likelihood."""
+"""Multivariate normals that keep their low-rank likelihoods."""
 
 from __future__ import annotations
 
@@ -17,6 +17,23 @@ class ReducedRankNormal(gpytorch.distributions.MultivariateNormal):
         >>> import torch
         >>> from gpytorch_tkrr import ReducedRankNormal
         >>> ReducedRankNormal(torch.zeros(2), torch.eye(2)).log_prob(torch.zeros(2))
+        tensor(-1.8379)
+    """
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        with gpytorch.settings.fast_computations.log_prob(True):
+            return super().log_prob(value)
+
+
+class ReducedRankMultitaskNormal(gpytorch.distributions.MultitaskMultivariateNormal):
+    """
+    A :class:`~gpytorch.distributions.MultitaskMultivariateNormal` whose log density always uses the structure of its
+    covariance, as :class:`ReducedRankNormal` does for one task.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch_tkrr import ReducedRankMultitaskNormal
+        >>> ReducedRankMultitaskNormal(torch.zeros(1, 2), torch.eye(2)).log_prob(torch.zeros(1, 2))
         tensor(-1.8379)
     """
 

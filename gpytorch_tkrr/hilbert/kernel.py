@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.module import RandomModuleMixin
-from gpytorch.utils.memoize import clear_cache_hook
 from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, LinearOperator
 from torch import Tensor
 
@@ -35,18 +34,20 @@ from ..features.expansion import Box, Expansion, Sines, expand
 from ..features.index_set import MAX_FUNCTIONS, FullTensor, IndexSet, as_num_basis
 from ..features.represented import MAX_MISSING, missing_fraction, missing_variance
 from .gram import GramCache
-from .operator import HilbertCrossLinearOperator, HilbertLinearOperator, RefusedLinearOperator
-from .prediction import HilbertPredictionStrategy, split_covariance
+from .lazy_operators import HilbertCrossLinearOperator, RefusedLinearOperator
+from .multitask import ReducedRankKernel, evaluate_as_training, keep_structure_of_tasks
+from .operator import HilbertLinearOperator
+from .prediction import HilbertPredictionStrategy
 from .sampled import random_twin, reject_failed_steps
 from .tolerance import Tolerance
-from .transparent import TransparentKernel, make_transparent
+from .transparent import make_transparent
 
 _NUM_PROBES = 64
 _INNER = "base_kernel."
 _ROUNDING = 1e-10  # of the prior variance: as much is missing by rounding
 
 
-class HilbertKernel(TransparentKernel):
+class HilbertKernel(ReducedRankKernel):
     r"""
     A deterministic reduced-rank version of another kernel,
 
@@ -99,6 +100,7 @@ class HilbertKernel(TransparentKernel):
         active_dims: Sequence[int] | Tensor | None = None,
     ):
         super().__init__(active_dims=active_dims)
+        keep_structure_of_tasks()
         if not isinstance(domain, Domain):
             raise TypeError(f"domain must be a gpytorch_tkrr.Domain; got {type(domain).__name__}.")
         make_transparent(base_kernel)
@@ -110,6 +112,7 @@ class HilbertKernel(TransparentKernel):
         self._cache = _FeatureCache()
         self._tolerance: Tolerance | None = None
         self._warned: set[type[Warning]] = set()
+        self._is_conditioning = False  # the rows are those that a prediction is conditioned on
         # Part of the prior variance that may be missing at new inputs and is not counted; in training nothing is then.
         self._ignored = 0.0
 
@@ -260,6 +263,8 @@ class HilbertKernel(TransparentKernel):
         # Inputs that are learned (deep kernels, inducing points) may leave the box while they are trained.
         is_data = self.training and not x.requires_grad
         features, gram_cache = self._evaluate(expansion, x, is_data)
+        if self._is_conditioning:
+            self.check_approximation(x, features)
         prior = expansion.covariance()
         missing = self._missing_variance(expansion, x, features, prior, gram_cache)
         dtype = torch.promote_types(x.dtype, self.dtype)
@@ -291,7 +296,7 @@ class HilbertKernel(TransparentKernel):
     def prediction_strategy(
         self, train_inputs: Any, train_prior_dist: MultivariateNormal, train_labels: Tensor, likelihood: Any
     ) -> DefaultPredictionStrategy:
-        evaluate = partial(self._evaluate_as_training, train_prior_dist.lazy_covariance_matrix)
+        evaluate = partial(evaluate_as_training, [self], train_prior_dist.lazy_covariance_matrix)
         return HilbertPredictionStrategy(
             train_inputs,
             train_prior_dist,
@@ -302,18 +307,14 @@ class HilbertKernel(TransparentKernel):
             counts_missing=self._ignored == 0,
         )
 
-    def _evaluate_as_training(self, covariance: LinearOperator) -> LinearOperator:
-        """The covariance of training data, whatever mode the model is in."""
-        clear_cache_hook(covariance)  # a graph that a backward pass has freed must not be used again
-        mode = self.training
-        self.training = True
+    @contextmanager
+    def as_training(self) -> Iterator[None]:
+        mode = self.training, self._is_conditioning
+        self.training, self._is_conditioning = True, True
         try:
-            evaluated = covariance.evaluate_kernel()
-            if isinstance(covariance, LazyEvaluatedKernelTensor):
-                self.check_approximation(covariance.x1, split_covariance(evaluated)[0].features)
-            return evaluated
+            yield
         finally:
-            self.training = mode
+            self.training, self._is_conditioning = mode
 
     def follow(self, x: Tensor | None = None) -> Hashable:
         """
@@ -582,6 +583,10 @@ class HilbertKernel(TransparentKernel):
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(super().__getstate__())  # a shallow copy must not share the dictionary itself
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        keep_structure_of_tasks()  # a pickle may be the first kernel of a process
+        super().__setstate__(state)
 
     def to_random_module(self) -> Kernel:
         reject_failed_steps()

@@ -26,12 +26,16 @@ from linear_operator.utils.getitem import _equal_indices, _is_noop_index
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from ..errors import DenseFallbackWarning
+from ..errors import DenseFallbackWarning, SizeError
 from ..features.covariance import Covariance, block_diagonal
-from ..features.expansion import Expansion, concatenate
+from ..features.expansion import concatenate
 from ..linalg import robust_cholesky
 from .capacitance import capacitance_factor, capacitance_terms, root
 from .gram import GramCache, differentiable_gram, weighted_product
+from .lazy_operators import multiply
+
+#: A likelihood of more rows is not computed from a dense matrix.
+MAX_DENSE_ROWS = 5000
 
 
 def diagonal_for(operator: LinearOperator, diag: Tensor) -> DiagLinearOperator:
@@ -159,6 +163,20 @@ class HilbertLinearOperator(LinearOperator):
         projected = self.gram_cache.project(rhs)
         return projected if self.mixing is None else self.mixing.mT @ projected
 
+    def evaluate(self, weights: Tensor) -> Tensor:
+        r"""
+        :math:`\Phi T u`.
+
+        :param weights: u, `(..., M, K)`.
+        :return: `(..., N, K)`, float64.
+        """
+        return self.mixed_features @ weights.double()
+
+    @property
+    def row_scale(self) -> Tensor:
+        """By which factor each row multiplies the prior variance of the kernel, `(..., N)` or `(1,)`, float64."""
+        return torch.ones(1, dtype=torch.float64, device=self.device)
+
     def _root(self) -> Tensor:
         return (self.mixed_features * self.scale.unsqueeze(-2)).to(self.dtype)
 
@@ -205,10 +223,10 @@ class HilbertLinearOperator(LinearOperator):
     def _permute_batch(self, *dims: int) -> HilbertLinearOperator:
         num_batch = len(dims)
         parts = self._full_batch()
-        return self.__class__(*(part.permute(*dims, *range(num_batch, part.dim())) for part in parts))
+        return HilbertLinearOperator(*(part.permute(*dims, *range(num_batch, part.dim())) for part in parts))
 
     def _unsqueeze_batch(self, dim: int) -> HilbertLinearOperator:
-        return self.__class__(*(part.unsqueeze(dim) for part in self._full_batch()))
+        return HilbertLinearOperator(*(part.unsqueeze(dim) for part in self._full_batch()))
 
     def _get_indices(self, row_index: Any, col_index: Any, *batch_indices: Any) -> Tensor:
         return self._as_root()._get_indices(row_index, col_index, *batch_indices)
@@ -218,7 +236,7 @@ class HilbertLinearOperator(LinearOperator):
         if batch_untouched and _equal_indices(row_index, col_index):
             if _is_noop_index(row_index):
                 return self
-            return self.__class__(self.features[..., row_index, :], self.variances, self.mixing)
+            return HilbertLinearOperator(self.features[..., row_index, :], self.variances, self.mixing)
         if batch_untouched and not (torch.is_tensor(row_index) and torch.is_tensor(col_index)):
             right = self.mixed_features
             left = right * self.variances.double().unsqueeze(-2)
@@ -237,7 +255,7 @@ class HilbertLinearOperator(LinearOperator):
         return self.__class__(self.features, variances, self.mixing, gram_cache=self.gram_cache)
 
     def mul(self, other: Any) -> LinearOperator:
-        return _mul(self, other)
+        return multiply(self, other)
 
     @cached
     def to_dense(self) -> Tensor:
@@ -257,7 +275,7 @@ class HilbertLinearOperator(LinearOperator):
             num_samples, *self.batch_shape, self.num_features, dtype=torch.float64, device=self.device
         )
         weights = (weights * self.scale).movedim(0, -1)  # (..., M, S)
-        return (self.mixed_features @ weights).movedim(-1, 0).to(self.dtype)
+        return self.evaluate(weights).movedim(-1, 0).to(self.dtype)
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
         return self + diagonal_for(self, diag)
@@ -268,127 +286,12 @@ class HilbertLinearOperator(LinearOperator):
         if isinstance(other, HilbertAddedDiagLinearOperator):
             return HilbertAddedDiagLinearOperator(self + other.low_rank, other._diag_tensor)
         if isinstance(other, HilbertLinearOperator):
-            return self.__class__(
+            return HilbertLinearOperator(
                 concatenate([self.features.double(), other.features.double()]),
                 concatenate([self.variances, other.variances]),
                 block_diagonal([self.mixing, other.mixing], [self.num_features, other.num_features]),
             )
         return super().__add__(other)
-
-
-class HilbertCrossLinearOperator(LinearOperator):
-    r"""
-    The covariance :math:`\Phi(x_1) V \Phi(x_2)^\top` between two sets of inputs, not evaluated until it is needed.
-
-    Predicting in weight space never needs it, and GPyTorch asks for it at every prediction.
-
-    :param x1: `(..., N, D)`.
-    :param x2: `(..., n, D)`.
-    :param variances: `(..., M)`. Its dtype is that of the operator.
-    :param mixing: T, `(..., M, M)`, float64; None for the identity.
-    :param expansion: Evaluates the features; they must not depend on parameters that need a gradient.
-    """
-
-    def __init__(
-        self, x1: Tensor, x2: Tensor, variances: Tensor, mixing: Tensor | None = None, *, expansion: Expansion
-    ):
-        super().__init__(x1, x2, variances, *([] if mixing is None else [mixing]), expansion=expansion)
-        self.x1 = x1
-        self.x2 = x2
-        self.variances = variances
-        self.mixing = mixing
-        self.expansion = expansion
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.variances.dtype
-
-    def evaluated(self) -> MatmulLinearOperator:
-        """The product of both feature matrices."""
-        prior = Covariance(self.variances.double(), self.mixing)
-        left, right = (prior.mix(self.expansion.features(x)) for x in (self.x1, self.x2))
-        left = left * prior.variances.unsqueeze(-2)
-        return MatmulLinearOperator(left.to(self.dtype), right.mT.to(self.dtype))
-
-    def _size(self) -> torch.Size:
-        batch_shape = torch.broadcast_shapes(self.x1.shape[:-2], self.x2.shape[:-2], self.variances.shape[:-1])
-        return torch.Size((*batch_shape, self.x1.shape[-2], self.x2.shape[-2]))
-
-    def _matmul(self, rhs: Tensor) -> Tensor:
-        return self.evaluated()._matmul(rhs)
-
-    def _t_matmul(self, rhs: Tensor) -> Tensor:
-        return self.evaluated()._t_matmul(rhs)
-
-    def _diagonal(self) -> Tensor:
-        return self.evaluated()._diagonal()
-
-    def _transpose_nonbatch(self) -> HilbertCrossLinearOperator:
-        return self.__class__(self.x2, self.x1, self.variances, self.mixing, expansion=self.expansion)
-
-    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> HilbertCrossLinearOperator:
-        variances = self.variances.expand(*batch_shape, self.variances.shape[-1])
-        return self.__class__(self.x1, self.x2, variances, self.mixing, expansion=self.expansion)
-
-    def _permute_batch(self, *dims: int) -> LinearOperator:
-        return self.evaluated()._permute_batch(*dims)
-
-    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
-        return self.evaluated()._unsqueeze_batch(dim)
-
-    def _get_indices(self, row_index: Any, col_index: Any, *batch_indices: Any) -> Tensor:
-        return self.evaluated()._get_indices(row_index, col_index, *batch_indices)
-
-    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        return self.evaluated()._getitem(row_index, col_index, *batch_indices)
-
-    def _mul_constant(self, other: Tensor) -> HilbertCrossLinearOperator:
-        variances = self.variances * other.unsqueeze(-1)
-        return self.__class__(self.x1, self.x2, variances, self.mixing, expansion=self.expansion)
-
-    def mul(self, other: Any) -> LinearOperator:
-        return _mul(self, other)
-
-    @cached
-    def to_dense(self) -> Tensor:
-        return self.evaluated().to_dense()
-
-
-class RefusedLinearOperator(LinearOperator):
-    """
-    Stands in for a covariance that could not be computed and raises the reason as soon as it is used.
-
-    GPyTorch takes `active_dims` from a kernel while it evaluates it, and a kernel that raised would not get them back.
-
-    :param x: Inputs, for their dtype and device.
-    :param shape: The shape of the covariance.
-    :param error: Why there is none.
-    """
-
-    def __init__(self, x: Tensor, shape: torch.Size, error: Exception):
-        super().__init__(x, shape=shape, error=error)
-        self._shape = shape
-        self.error = error
-
-    def _size(self) -> torch.Size:
-        return self._shape
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise self.error
-
-    _matmul = _transpose_nonbatch = _getitem = _get_indices = _diagonal = to_dense = _refuse
-
-    def _keep(self, *args: Any, **kwargs: Any) -> RefusedLinearOperator:
-        return self
-
-    mul = add_diagonal = __add__ = _expand_batch = _unsqueeze_batch = _permute_batch = _keep
-
-
-def _mul(operator: LinearOperator, other: Any) -> LinearOperator:
-    """A batch of constants keeps the structure also where it enlarges the batch (ScaleKernel over a shared basis)."""
-    if torch.is_tensor(other) and other.shape[-2:] == torch.Size((1, 1)) and (other > 0).all():
-        return operator._mul_constant(other.squeeze(-1).squeeze(-1))
-    return LinearOperator.mul(operator, other)
 
 
 class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
@@ -426,17 +329,30 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
         """Lower Cholesky factor of the capacitance matrix, `(..., M, M)`, float64."""
         return capacitance_factor(self.low_rank.prior, data_precision(self.low_rank, self.noise))
 
-    def _project(self, rhs: Tensor) -> Tensor:
-        r""":math:`V^{1/2} \Phi^\top D^{-1} r` for `rhs` `(..., N, K)`: `(..., M, K)`."""
+    def project(self, rhs: Tensor) -> Tensor:
+        r"""
+        :math:`V^{1/2} \Phi^\top D^{-1} r`.
+
+        :param rhs: `(..., N, K)`.
+        :return: `(..., M, K)`, float64.
+        """
         scale, noise = self.low_rank.scale.unsqueeze(-1), self.noise.unsqueeze(-1)
         if noise.shape[-2] == 1:  # its gradient does not go through the rows
             return scale * self.low_rank.project(rhs) / noise
-        return scale * (self.low_rank.mixed_features.mT @ (rhs.double() / noise))
+        return scale * self.low_rank.project(rhs.double() / noise)
+
+    def whiten(self, rhs: Tensor) -> Tensor:
+        r"""
+        :math:`D^{-1/2} r`.
+
+        :param rhs: `(..., N, K)`.
+        """
+        return rhs.double() / self.noise.sqrt().unsqueeze(-1)
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int | None = 0) -> Tensor:
         scale = self.low_rank.scale.unsqueeze(-1)
-        weights = scale * torch.cholesky_solve(self._project(rhs), self.capacitance_cholesky)
-        residual = rhs.double() - self.low_rank.mixed_features @ weights
+        weights = scale * torch.cholesky_solve(self.project(rhs), self.capacitance_cholesky)
+        residual = rhs.double() - self.low_rank.evaluate(weights)
         return (residual / self.noise.unsqueeze(-1)).to(self.dtype)
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
@@ -464,7 +380,7 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
             quadratic = (rhs.square().sum(-2) - fitted) / noise  # (..., K)
         else:
             scaled = rhs / noise.unsqueeze(-1)
-            projected = self.low_rank.mixed_features.mT @ scaled
+            projected = self.low_rank.project(scaled)
             logdet_, fitted = capacitance_terms(variances, self.low_rank.gram(1 / noise), projected)
             quadratic = (rhs * scaled).sum(-2) - fitted
         quadratic = (quadratic.sum(-1) if reduce_inv_quad else quadratic).to(self.dtype)
@@ -496,7 +412,7 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
         return samples + noise * self.noise.sqrt().to(self.dtype)
 
     def mul(self, other: Any) -> LinearOperator:
-        return _mul(self, other)
+        return multiply(self, other)
 
     def _mul_constant(self, other: Tensor) -> LinearOperator:
         low_rank = self._linear_op._mul_constant(other)
@@ -523,18 +439,32 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
 
     @cached
     def to_dense(self) -> Tensor:
-        if settings.fast_computations.log_prob.off() and self.requires_grad:
-            num_rows, num_features = self.low_rank.features.shape[-2:]
-            if num_rows > num_features:
-                warnings.warn(
-                    f"A reduced-rank covariance ({num_rows} rows, {num_features} functions) is about to be factorised "
-                    "as a dense matrix, because gpytorch.settings.fast_computations.log_prob is off (importing botorch "
-                    "switches it off). Return gpytorch_tkrr.ReducedRankNormal(mean, covariance) from the model's "
-                    "forward, or train inside `with gpytorch.settings.fast_computations(log_prob=True):`.",
-                    DenseFallbackWarning,
-                    stacklevel=2,
-                )
+        if self.requires_grad:
+            warn_of_dense_likelihood(self.low_rank)
         return super().to_dense()
+
+
+def warn_of_dense_likelihood(low_rank: HilbertLinearOperator) -> None:
+    """
+    Say that a likelihood is about to throw a low-rank structure away; refuse it where the dense matrix is large.
+
+    :param low_rank: What a dense matrix is about to be made of.
+    :raises SizeError: Beyond :data:`MAX_DENSE_ROWS` rows.
+    """
+    num_rows, num_features = low_rank.shape[-1], low_rank.num_features
+    if settings.fast_computations.log_prob.on() or num_rows <= num_features:
+        return
+    message = (
+        f"A reduced-rank covariance ({num_rows} rows, {num_features} functions) is about to be factorised as a dense "
+        "matrix, because gpytorch.settings.fast_computations.log_prob is off (importing botorch switches it off). "
+        "Return gpytorch_tkrr.ReducedRankNormal(mean, covariance) from the model's forward (for several tasks "
+        "gpytorch_tkrr.ReducedRankMultitaskNormal), or train inside\n"
+        "    with gpytorch.settings.fast_computations(log_prob=True):"
+    )
+    if num_rows > MAX_DENSE_ROWS:
+        gigabytes = num_rows**2 * low_rank.dtype.itemsize / 1e9
+        raise SizeError(f"{message}\nThe dense matrix would take {gigabytes:.1f} GB; it is refused.")
+    warnings.warn(message, DenseFallbackWarning, stacklevel=3)
 
 
 def data_precision(low_rank: HilbertLinearOperator, noise: Tensor, observed: Tensor | None = None) -> Tensor:

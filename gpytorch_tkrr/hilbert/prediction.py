@@ -3,9 +3,9 @@ r"""Exact prediction in weight space.
 With :math:`f(x) = m(x) + \phi(x)^\top a`, :math:`a \sim N(0, V)`, all that the training data say about :math:`f` is the
 posterior of the weights (see :mod:`.weights`).
 
-All rows that are conditioned on share the mean of the variance that the functions do not represent at them; it is part
-of the noise. Rows that are added later (fantasies) change that mean, for all rows; those outside the box, where all
-functions are zero, say nothing about the weights and do not.
+All rows that are conditioned on share the mean of the variance that the functions do not represent at them, as a part
+of the kernel's own; it is part of the noise. Rows that are added later (fantasies) change that mean, for all rows;
+those outside the box, where all functions are zero, say nothing about the weights and do not.
 """
 
 from __future__ import annotations
@@ -22,12 +22,8 @@ from gpytorch.utils.memoize import cached, clear_cache_hook
 from linear_operator.operators import DiagLinearOperator, LinearOperator, ZeroLinearOperator
 from torch import Tensor
 
-from .operator import (
-    HilbertAddedDiagLinearOperator,
-    HilbertLinearOperator,
-    RefusedLinearOperator,
-    data_precision,
-)
+from .lazy_operators import RefusedLinearOperator
+from .operator import HilbertAddedDiagLinearOperator, HilbertLinearOperator, data_precision
 from .weights import WeightPosterior, weight_posterior
 
 
@@ -53,7 +49,8 @@ class AddedRows(NamedTuple):
     :param features: `(..., m, M)`.
     :param residual: Targets minus prior mean `(..., m)`.
     :param noise: Variances of the likelihood's noise `(..., m)`.
-    :param missing: Variance that the functions do not represent `(..., m)`.
+    :param missing: Variance of the kernel that the functions do not represent `(..., m)`.
+    :param scale: By which factor each row multiplies the kernel's variance, `(..., m)` or `(1,)`.
     :param is_inside: Whether they represent any variance at all `(..., m)`.
     """
 
@@ -61,6 +58,7 @@ class AddedRows(NamedTuple):
     residual: Tensor
     noise: Tensor
     missing: Tensor
+    scale: Tensor
     is_inside: Tensor
 
 
@@ -129,15 +127,22 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
             low_rank, noise, residual = low_rank.detach(), noise.detach(), residual.detach()
             missing = None if missing is None else missing.detach()
         added = [rows() for rows in self._added]
-        total = noise.new_zeros(()) if missing is None else num_train * missing  # (..., 1)
+        scale = low_rank.row_scale
+        total = noise.new_zeros(())
+        if missing is not None:
+            total = num_train * (missing / scale).mean(-1, keepdim=True)  # (..., 1)
         count = noise.new_full((1,), num_train)
         for rows in added:
             total = total + (rows.missing * rows.is_inside).sum(-1, keepdim=True)
             count = count + rows.is_inside.sum(-1, keepdim=True)
         shared = total / count
-        posterior = self._train_posterior(low_rank, residual, noise + shared, labels, nan_policy)
+        posterior = self._train_posterior(low_rank, residual, noise + shared * scale, labels, nan_policy)
         for rows in added:
-            posterior = posterior.condition(rows.features, rows.residual, rows.noise + shared)
+            posterior = posterior.condition(rows.features, rows.residual, rows.noise + shared * rows.scale)
+        return self._remember(posterior)
+
+    def _remember(self, posterior: WeightPosterior) -> WeightPosterior:
+        """A posterior that can be kept until a backward pass has freed its graph."""
         for tensor in posterior:
             if tensor.grad_fn is not None:  # a graph serves one backward pass: forget it then
                 hook = functools.partial(clear_cache_hook, self)
@@ -166,7 +171,7 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         :param test_test_covar: Prior covariance of the test inputs, unevaluated.
         :param test_train_covar: Not used.
         """
-        low_rank, missing = split_covariance(test_test_covar.evaluate_kernel())
+        low_rank, missing = self._split(test_test_covar.evaluate_kernel())
         features = low_rank.features.double()
         posterior = self.posterior
         shift = (features @ posterior.mean.unsqueeze(-1)).squeeze(-1)
@@ -177,9 +182,12 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         covariance = HilbertLinearOperator(root, root.new_ones(*root.shape[:-2], root.shape[-1]))
         if covariance.batch_shape != mean.shape[:-1]:
             covariance = covariance.expand(*mean.shape, mean.shape[-1])
-        if missing is not None:
-            covariance = covariance + DiagLinearOperator(missing.to(mean.dtype).expand(mean.shape))
-        return mean, covariance
+        return mean, covariance if missing is None else covariance + missing.expand(covariance.shape)
+
+    def _split(self, covariance: LinearOperator) -> tuple[HilbertLinearOperator, LinearOperator | None]:
+        """The low-rank part of the covariance of new inputs, and what the functions do not represent."""
+        low_rank, missing = split_covariance(covariance)
+        return low_rank, None if missing is None else DiagLinearOperator(missing.to(low_rank.dtype))
 
     def get_fantasy_strategy(
         self,
@@ -216,7 +224,9 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
                 missing = torch.zeros_like(represented)
             missing = missing.expand_as(represented)
             is_inside = represented > 1e-12 * missing
-            return AddedRows(low_rank.features.double(), (targets - mean).double(), noise, missing, is_inside)
+            scale = low_rank.row_scale
+            residual = (targets - mean).double()
+            return AddedRows(low_rank.features.double(), residual, noise, missing / scale, scale, is_inside)
 
         prior = self.train_prior_dist.__class__(full_mean, full_covariance)
         added = (*self._added, evaluate)

@@ -59,7 +59,17 @@ def weight_posterior(prior: Covariance, precision: Tensor, target: Tensor) -> We
     :param precision: P, `(..., M, M)`, float64.
     :param target: b, `(..., M)`, float64.
     """
-    factor = capacitance_factor(prior, precision)
+    return whitened_posterior(prior, capacitance_factor(prior, precision), _whiten(prior, target))
+
+
+def whitened_posterior(prior: Covariance, factor: Tensor, target: Tensor) -> WeightPosterior:
+    r"""
+    The posterior of the weights from sums over data that the root of V has multiplied already.
+
+    :param prior: V.
+    :param factor: L, `(..., M, M)`, float64.
+    :param target: :math:`V^{1/2} b`, `(..., M)`, float64.
+    """
     scale = root(prior.variances)
     identity = torch.eye(scale.shape[-1], dtype=scale.dtype, device=scale.device)
     inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
@@ -76,11 +86,14 @@ def weight_mean(prior: Covariance, precision: Tensor, target: Tensor) -> Tensor:
     :param target: b, `(..., M)`, float64.
     :return: `(..., M)`.
     """
-    return _mean(prior, capacitance_factor(prior, precision), target)
+    return _mean(prior, capacitance_factor(prior, precision), _whiten(prior, target))
+
+
+def _whiten(prior: Covariance, target: Tensor) -> Tensor:
+    """The root of V times b."""
+    return root(prior.variances) * prior.mix(target.unsqueeze(-2)).squeeze(-2)
 
 
 def _mean(prior: Covariance, factor: Tensor, target: Tensor) -> Tensor:
-    scale = root(prior.variances)
-    mixed = scale * prior.mix(target.unsqueeze(-2)).squeeze(-2)
-    solved = scale * torch.cholesky_solve(mixed.unsqueeze(-1), factor).squeeze(-1)
+    solved = root(prior.variances) * torch.cholesky_solve(target.unsqueeze(-1), factor).squeeze(-1)
     return prior.unmix(solved.unsqueeze(-2)).squeeze(-2)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
@@ -540,6 +541,10 @@ class TKRR(GP):
     def __call__(self, x: Tensor, **kwargs: Any) -> MultivariateNormal:
         x = self._checked_inputs(x, finite=not self.training)
         if self.training:
+            if settings.debug.on() and self.train_inputs is not None and not torch.equal(x, self.train_inputs[0]):
+                raise RuntimeError(
+                    "You must train on the training inputs! Other inputs are predicted at after model.eval()."
+                )
             return self.forward(x)
         posterior = self._known_posterior()
         warped = self.warped(x)

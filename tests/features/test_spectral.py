@@ -335,11 +335,16 @@ def test_product_of_many_sums_over_separate_columns_is_the_product_of_their_dens
     torch.testing.assert_close(marginal_density(kernel, omega[:, [0]], (0,)), alone[0] * variances.prod())
 
 
+class UnknownKernel(Kernel):
+    """Nothing is registered for it."""
+
+
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
         (RBFKernel() + ScaleKernel(CosineKernel()), r"AdditiveKernel\.kernels\[1\]\.base_kernel: CosineKernel"),
-        (CosineKernel(), r"^CosineKernel has no .*\n.*register_spectral_density\(CosineKernel\)"),
+        (CosineKernel(), "^CosineKernel has no .*finite sum of basis functions"),
+        (UnknownKernel(), r"^UnknownKernel has no .*(.|\n)*register_spectral_density\(UnknownKernel\)"),
         (ScaleKernel(RBFKernelGrad()), r"ScaleKernel\.base_kernel: RBFKernelGrad"),
         (LinearKernel(), "finite sum of basis functions"),
         (ConstantKernel() * ConstantKernel(), r"constant along input column\(s\) \[0, 1\]"),

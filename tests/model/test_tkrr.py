@@ -38,7 +38,17 @@ def test_train_mode_is_the_lazy_prior():
     prior = model.train()(x)
     torch.testing.assert_close(prior.lazy_covariance_matrix.to_dense(), model.covar_module(x).to_dense())
     many = torch.rand(200_000, 2, dtype=torch.float64)
-    assert model(many).mean.shape == (200_000,)  # a dense matrix would take 320 GB
+    with gpytorch.settings.debug(False):
+        assert model(many).mean.shape == (200_000,)  # a dense matrix would take 320 GB
+
+
+def test_train_mode_wants_the_training_inputs():
+    x, y = make_data()
+    model = make_model(x, y).train()
+    with pytest.raises(RuntimeError, match=r"You must train on the training inputs!.*model\.eval\(\)"):
+        model(x + 0.01)
+    with gpytorch.settings.debug(False):
+        assert model(x + 0.01).mean.shape == y.shape
 
 
 def test_life_before_a_fit():
