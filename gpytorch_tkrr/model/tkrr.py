@@ -36,6 +36,7 @@ from ..features.represented import MAX_MISSING, ModeGrid, missing_of_modes, rang
 from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, separate
 from .anova import anova_kernel
 from .draws import DrawsPosterior
+from .extrapolation import TrainingRange
 from .laplace import LaplacePosterior, laplace_blocks
 from .likelihoods.base import Observation, observe
 from .posterior import Posterior, PosteriorCovariance
@@ -117,6 +118,7 @@ class TKRR(GP):
         self.adapts_warp = warp is True or (warp is None and kernel is None and domain is None)
         self.train_inputs: tuple[Tensor, ...] | None = None
         self.train_targets: Tensor | None = None
+        self.training_range: TrainingRange | None = None
         self.is_stale = False
         self._warned_out_of_domain = False
         self._posterior: Posterior | None = None
@@ -125,7 +127,9 @@ class TKRR(GP):
         self.register_load_state_dict_post_hook(_restore_posterior)
         if train_x is not None and train_y is not None:
             self.train_inputs, self.train_targets = _checked(train_x, train_y)
-            self._choose(TrainingData(self._source(), targets=self.observation.encode).summary)
+            summary = TrainingData(self._source(), targets=self.observation.encode).summary
+            self._choose(summary)
+            self.training_range = TrainingRange(summary.lower, summary.upper)
             if self.fits_mean:
                 self.mean_module.to(self.train_inputs[0])
         elif self.covar_module is not None and self.domain is not None and self._known_num_dims() is not None:
@@ -182,6 +186,10 @@ class TKRR(GP):
                 self.domain = Domain(*self.domain.sides(summary.num_dims))
             if self.fits_mean:
                 self.mean_module.initialize(constant=summary.mean)
+            if self.training_range is not None:
+                action = "box and kernel were chosen for that range. They are learned from all the same."
+                self.training_range.warn(summary.sample, action, summary.stride, stacklevel=5)
+            self.training_range = TrainingRange(summary.lower, summary.upper)
         if isinstance(data, TrainingData):
             self.center(data)
 
@@ -411,7 +419,8 @@ class TKRR(GP):
         r"""
         The distribution of new observations y, for any likelihood: after :func:`~gpytorch_tkrr.fit_gibbs` the mixture
         over the draws, after :func:`~gpytorch_tkrr.fit_als` that of its Gaussian f. Variance of f that the basis does
-        not represent is part of it.
+        not represent is part of it. Rows outside the range of the training rows are announced, and flagged by
+        `extrapolates`; f has at least the variance there that the prior has given f at the edge of the range.
 
         :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension.
         :param rows: What the likelihood needs to know of each row: with a FixedNoiseGaussianLikelihood `noise=`, one
@@ -431,6 +440,8 @@ class TKRR(GP):
         """
         x = self._checked_inputs(x)
         posterior, known = self._known_posterior(), self.observed_rows(x, **rows)
+        if self.training_range is not None:
+            self.training_range.warn(x, "the data say nothing there; see `extrapolates` of the prediction.")
 
         def components(x: Tensor) -> tuple[Tensor, Tensor | None]:
             """Means and variances of f at inputs `(n, D)`."""
@@ -439,9 +450,25 @@ class TKRR(GP):
             missing = self._missing_variance(warped)
             if missing is not None:
                 variances = missing if variances is None else variances + missing
+            unknown = self._unknown_variance(x)
+            if unknown is not None:
+                spread = means.var(0, correction=0)
+                spread = spread if variances is None else spread + variances
+                lacking = (unknown - spread).clamp(min=0)  # (n,), or (S, n)
+                variances = lacking if variances is None else variances + lacking
             return self.mean_module(x).double() + means, variances
 
-        return Prediction(self.observation, components, posterior.parameters, x, known)
+        return Prediction(self.observation, components, posterior.parameters, x, known, self.extrapolates(x))
+
+    def extrapolates(self, x: Tensor) -> Tensor:
+        """
+        Which rows lie outside the range of the training rows, in any column, `(..., n)`.
+
+        :param x: Inputs `(..., n, D)`.
+        """
+        if self.training_range is None:
+            return torch.zeros_like(x[..., 0], dtype=torch.bool)
+        return self.training_range.outside(x).any(-1)
 
     def observed_rows(self, x: Tensor, **rows: Tensor | float) -> dict[str, Tensor]:
         """
@@ -543,6 +570,10 @@ class TKRR(GP):
         missing = self._missing_variance(warped)
         if missing is not None:
             covariance = covariance + DiagLinearOperator(missing.to(x.dtype))
+        unknown = self._unknown_variance(x)
+        if unknown is not None:
+            lacking = (unknown.to(x.dtype) - covariance.diagonal(dim1=-1, dim2=-2)).clamp(min=0)
+            covariance = covariance + DiagLinearOperator(lacking)
         return MultivariateNormal(mean.to(x.dtype), covariance)
 
     def _checked_inputs(self, x: Tensor, finite: bool = True) -> Tensor:
@@ -583,11 +614,19 @@ class TKRR(GP):
             )
         return separable.outputscale() * missing.variance
 
+    def _unknown_variance(self, x: Tensor) -> Tensor | None:
+        """What f has at least outside the training range, `(..., n)`; None where there are no such rows."""
+        if self.training_range is None:
+            return None
+        return self.training_range.unknown_variance(self.separate(), x, self.warped)
+
     # State
 
     def get_extra_state(self) -> dict[str, Any]:
         """The posterior, for `state_dict`."""
         state: dict[str, Any] = {"stale": self.is_stale, "num_basis": self.num_basis}
+        if self.training_range is not None:
+            state["range"] = (self.training_range.lower, self.training_range.upper)
         if self._posterior is not None:
             state["posterior"] = self._posterior.state()
             strength = getattr(self._penalty, "strength", None)
@@ -602,6 +641,7 @@ class TKRR(GP):
         """
         self.is_stale = state["stale"]
         self.num_basis = state["num_basis"]
+        self.training_range = TrainingRange(*state["range"]) if "range" in state else None
         self._posterior, self._loaded = None, state.get("posterior")
         if self._loaded is not None:
             name, strength = state["penalty"]
