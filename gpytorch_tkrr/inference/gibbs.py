@@ -58,7 +58,7 @@ DEAD = 0.01
 MIN_ENERGY = 0.01
 
 #: What a checkpoint holds of a chain that is being run, beside its state and its random numbers.
-RUN_STATE = ("sweep", "peak", "factors", "parameters", "hyperparameters", "energies")
+RUN_STATE = ("sweep", "last", "peak", "factors", "parameters", "hyperparameters", "energies")
 
 #: Training rows whose function values are watched for convergence.
 NUM_WATCHED = 50
@@ -181,7 +181,8 @@ class _Run:
     state: GibbsState
     sampler: GibbsSampler
     before: int  # sweeps of an earlier fit
-    peak: Tensor  # largest energy of each component since the last look
+    last: Tensor  # energy of each component after the last sweep
+    peak: Tensor  # the largest since the last look
     sweep: int = 0
     factors: list[list[Tensor]] = field(default_factory=list)  # S lists of D tensors (R, M_d)
     parameters: list[Parameters] = field(default_factory=list)
@@ -238,12 +239,13 @@ class GibbsFit:
         """A chain before its first sweep."""
         state = self._initial_state(number, rng)
         before = 0 if self.earlier is None else self.earlier.resume["chains"][number]["sweeps"]
-        return _Run(number, rng, state, self._sampler(rng), before, torch.zeros_like(state.precisions))
+        zeros = torch.zeros_like(state.precisions)
+        return _Run(number, rng, state, self._sampler(rng), before, zeros, zeros)
 
     def sweep(self, run: _Run, num_warmup: int) -> None:
         """One sweep of a chain; draws are kept after the warm-up."""
         if 0 < run.sweep == num_warmup // 2 or 0 < run.sweep == num_warmup:
-            if run.sweep < num_warmup and self._have_died(run.sampler.energies, run.state.parameters):
+            if run.sweep < num_warmup and self._have_died(run.last, run.state.parameters):
                 run.state = self._fresh_state(run.rng, near_constant)
             else:
                 self._drop_dead(run.state, run.peak)
@@ -258,7 +260,8 @@ class GibbsFit:
         is_warm = run.sweep >= num_warmup
         adapt, progress = (0.0, 1.0) if is_warm else (min(0.5, 5 / (run.sweep + 5)), run.sweep / num_warmup)
         run.sampler.sweep(state, order, adapt, progress)
-        run.peak = torch.maximum(run.peak, run.sampler.energies)
+        run.last = run.sampler.energies
+        run.peak = torch.maximum(run.peak, run.last)
         if run.sweep >= num_warmup:
             run.factors.append(state.scaled_factors())
             run.parameters.append(state.parameters)
