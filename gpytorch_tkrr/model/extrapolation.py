@@ -7,11 +7,14 @@ would leave the variance
     = \sigma^2 \prod_d k_d(x_d, x_d)
     \Bigl(1 - \prod_{d \text{ outside}} \frac{k_d(x_d, \bar x_d)^2}{k_d(x_d, x_d)\, k_d(\bar x_d, \bar x_d)}\Bigr)
 
-at x. It is zero at the edge of the range and that of the prior far away. Predictions never have less.
+at x. It is zero at the edge of the range and that of the prior far away. Predictions never have less. The default
+kernel is a product over many inputs whose variance varies by orders of magnitude over the box; there the variance of
+the targets stands for :math:`k(x, x)` where that is larger.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -28,6 +31,7 @@ class TrainingRange:
 
     :param lower: `(D,)`.
     :param upper: `(D,)`.
+    :param variance: That of the targets.
 
     Example:
         >>> import torch
@@ -38,7 +42,8 @@ class TrainingRange:
                 [False,  True]])
     """
 
-    def __init__(self, lower: Tensor, upper: Tensor):
+    def __init__(self, lower: Tensor, upper: Tensor, variance: float = 1.0):
+        self.variance = variance
         self.lower, self.upper = lower.detach().double().cpu(), upper.detach().double().cpu()
 
     def outside(self, x: Tensor) -> Tensor:
@@ -49,6 +54,14 @@ class TrainingRange:
         """
         lower, upper = self.lower.to(x), self.upper.to(x)  # in the dtype of x: its rounding takes nothing outside
         return (x < lower) | (x > upper)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """
+        The nearest points within the range of every column, `(..., D)`.
+
+        :param x: Inputs `(..., D)`.
+        """
+        return torch.minimum(torch.maximum(x, self.lower.to(x)), self.upper.to(x))
 
     def warn(self, x: Tensor, action: str, weight: int = 1, stacklevel: int = 3) -> None:
         """
@@ -71,7 +84,7 @@ class TrainingRange:
         )
 
     def unknown_variance(
-        self, separable: SeparableKernel, x: Tensor, warped: Callable[[Tensor], Tensor]
+        self, separable: SeparableKernel, x: Tensor, warped: Callable[[Tensor], Tensor], most: float = math.inf
     ) -> Tensor | None:
         """
         The variance that f has at least, `(..., n)`; None where all rows lie within the range.
@@ -79,12 +92,14 @@ class TrainingRange:
         :param separable: The kernel.
         :param x: Inputs `(..., n, D)`.
         :param warped: Inputs as the kernel sees them.
+        :param most: What stands for :math:`k(x, x)` where that is larger.
         """
         outside = self.outside(x)
         if not outside.any():
             return None
-        here, nearest = warped(x), warped(torch.minimum(torch.maximum(x, self.lower.to(x)), self.upper.to(x)))
-        total = determined = separable.outputscale()
+        here, nearest = warped(x), warped(self.nearest(x))
+        total = separable.outputscale()
+        determined = torch.ones_like(total)
         for d, mode in enumerate(separable.modes):
             exact, edge = mode.prior_variance(here[..., d]), mode.prior_variance(nearest[..., d])
             covariance = mode.covariance()
@@ -93,4 +108,4 @@ class TrainingRange:
             share = (between.square() / (exact * edge).clamp_min(1e-300)).clamp(max=1.0)
             total = total * exact
             determined = determined * torch.where(outside[..., d], share, torch.ones_like(share))
-        return total * (1 - determined / separable.outputscale())
+        return total.clamp(max=most) * (1 - determined)

@@ -69,8 +69,8 @@ class TKRR(GP):
         it finds.
     :param domain: The box. By default it is chosen from the data and the kernel's lengthscales, once.
     :param mean_module: The mean; by default a ConstantMean that a fit sets to the mean of the targets.
-    :param warp: A map of the inputs that kernel and box see, not the mean. By default it is
-        :meth:`InputWarp.from_data` where neither a kernel nor a box is given, and none otherwise; False for none.
+    :param warp: A map of the inputs that kernel and box see, not the mean. True for :meth:`InputWarp.from_data` of the
+        training inputs; by default none.
 
     Example:
         >>> import torch, gpytorch
@@ -115,7 +115,8 @@ class TKRR(GP):
         self.covar_module = kernel
         self.domain = domain
         self.warp = warp if isinstance(warp, InputWarp) else None
-        self.adapts_warp = warp is True or (warp is None and kernel is None and domain is None)
+        self.adapts_warp = warp is True
+        self.is_flat_outside = kernel is None and domain is None
         self.train_inputs: tuple[Tensor, ...] | None = None
         self.train_targets: Tensor | None = None
         self.training_range: TrainingRange | None = None
@@ -129,7 +130,7 @@ class TKRR(GP):
             self.train_inputs, self.train_targets = _checked(train_x, train_y)
             summary = TrainingData(self._source(), targets=self.observation.encode).summary
             self._choose(summary)
-            self.training_range = TrainingRange(summary.lower, summary.upper)
+            self.training_range = TrainingRange(summary.lower, summary.upper, summary.variance)
             if self.fits_mean:
                 self.mean_module.to(self.train_inputs[0])
         elif self.covar_module is not None and self.domain is not None and self._known_num_dims() is not None:
@@ -189,7 +190,7 @@ class TKRR(GP):
             if self.training_range is not None:
                 action = "box and kernel were chosen for that range. They are learned from all the same."
                 self.training_range.warn(summary.sample, action, summary.stride, stacklevel=5)
-            self.training_range = TrainingRange(summary.lower, summary.upper)
+            self.training_range = TrainingRange(summary.lower, summary.upper, summary.variance)
         if isinstance(data, TrainingData):
             self.center(data)
 
@@ -420,7 +421,8 @@ class TKRR(GP):
         The distribution of new observations y, for any likelihood: after :func:`~gpytorch_tkrr.fit_gibbs` the mixture
         over the draws, after :func:`~gpytorch_tkrr.fit_als` that of its Gaussian f. Variance of f that the basis does
         not represent is part of it. Rows outside the range of the training rows are announced, and flagged by
-        `extrapolates`; f has at least the variance there that the prior has given f at the edge of the range.
+        `extrapolates`; f has at least the variance there that the prior has given f at the edge of the range. Where the
+        model has chosen kernel and box itself, its mean is that of the nearest point within the range.
 
         :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension.
         :param rows: What the likelihood needs to know of each row: with a FixedNoiseGaussianLikelihood `noise=`, one
@@ -499,10 +501,17 @@ class TKRR(GP):
 
     def warped(self, x: Tensor) -> Tensor:
         """
-        Inputs as kernel, box and posterior see them.
+        Inputs as box and posterior see them. Where the model has chosen kernel and box itself, columns outside the
+        training range are moved to its edge: there f is held, since products of linear functions would run away.
 
         :param x: Inputs `(..., D)`.
         """
+        if self.is_flat_outside and self.training_range is not None:
+            x = self.training_range.nearest(x)
+        return self._warped(x)
+
+    def _warped(self, x: Tensor) -> Tensor:
+        """Inputs as the kernel sees them."""
         return x if self.warp is None else self.warp(x)
 
     def thin(self, num_draws: int) -> None:
@@ -557,7 +566,7 @@ class TKRR(GP):
         :param x: Inputs `(..., n, D)`.
         """
         assert self.covar_module is not None
-        return MultivariateNormal(self.mean_module(x), self.covar_module(self.warped(x)))
+        return MultivariateNormal(self.mean_module(x), self.covar_module(self._warped(x)))
 
     def __call__(self, x: Tensor, **kwargs: Any) -> MultivariateNormal:
         x = self._checked_inputs(x, finite=not self.training)
@@ -618,15 +627,18 @@ class TKRR(GP):
         """What f has at least outside the training range, `(..., n)`; None where there are no such rows."""
         if self.training_range is None:
             return None
-        return self.training_range.unknown_variance(self.separate(), x, self.warped)
+        most = self.training_range.variance if self.is_flat_outside else math.inf
+        return self.training_range.unknown_variance(self.separate(), x, self._warped, most)
 
     # State
 
     def get_extra_state(self) -> dict[str, Any]:
         """The posterior, for `state_dict`."""
         state: dict[str, Any] = {"stale": self.is_stale, "num_basis": self.num_basis}
+        state["flat_outside"] = self.is_flat_outside
         if self.training_range is not None:
-            state["range"] = (self.training_range.lower, self.training_range.upper)
+            known = self.training_range
+            state["range"] = (known.lower, known.upper, known.variance)
         if self._posterior is not None:
             state["posterior"] = self._posterior.state()
             strength = getattr(self._penalty, "strength", None)
@@ -642,6 +654,7 @@ class TKRR(GP):
         self.is_stale = state["stale"]
         self.num_basis = state["num_basis"]
         self.training_range = TrainingRange(*state["range"]) if "range" in state else None
+        self.is_flat_outside = state.get("flat_outside", False)
         self._posterior, self._loaded = None, state.get("posterior")
         if self._loaded is not None:
             name, strength = state["penalty"]

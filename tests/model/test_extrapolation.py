@@ -87,3 +87,27 @@ def test_the_range_is_part_of_the_state():
     other = tkrr.TKRR(None, None, gaussian())
     other.load_state_dict(model.state_dict())
     assert other.extrapolates(ROWS).tolist() == model.extrapolates(ROWS).tolist()
+
+
+@torch.no_grad()
+def test_with_everything_chosen_by_the_model_nothing_runs_away():
+    torch.manual_seed(1)
+    x = torch.randn(400, 6, dtype=torch.float64)
+    x[:, 3] = x[:, 3].exp()
+    y = x[:, 0] * x[:, 1] + torch.tanh(x[:, 3]) + 0.1 * torch.randn(400, dtype=torch.float64)
+    model = tkrr.TKRR(x, y, gaussian(), rank=4)
+    tkrr.fit_gibbs(model, num_warmup=20, num_draws=10, seed=0)
+    far = x[:50].clone()
+    far[:, 3] *= 100
+    far[:, 0] *= 30
+    with pytest.warns(tkrr.ExtrapolationWarning):
+        prediction = model.predict(far)
+    assert (prediction.mean - y.mean()).abs().max() < 5 * (y.max() - y.min())
+    assert (prediction.stddev[prediction.extrapolates] > 0.3 * y.std()).all()
+    inner = model.predict(model.training_range.nearest(far))
+    torch.testing.assert_close(prediction.mean, inner.mean)
+    torch.testing.assert_close(model.draws(far).mean(0), inner.mean)
+    loaded = tkrr.TKRR(None, None, gaussian())
+    loaded.load_state_dict(model.state_dict())
+    torch.testing.assert_close(loaded.eval()(far).mean, inner.mean)
+    torch.testing.assert_close(loaded(far).variance, model.eval()(far).variance)
