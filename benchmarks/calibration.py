@@ -197,9 +197,9 @@ MODELS: dict[str, Fit] = {
     "SVGP-512": standardised(fit_variational),
     "RFF": standardised(fit_random_features),
     "ALS + Laplace": fit_laplace,
-    "without warp": partial(fit_bayesian, warp=False),
+    "with warp": partial(fit_bayesian, warp=True),
 }
-DEFAULT_MODELS = [name for name in MODELS if name != "without warp"]
+DEFAULT_MODELS = [name for name in MODELS if name != "with warp"]
 
 
 # What is claimed

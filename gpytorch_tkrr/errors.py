@@ -191,6 +191,23 @@ class OutOfDomainWarning(TKRRWarning):
     """
 
 
+class ExtrapolationWarning(TKRRWarning):
+    """
+    Rows lie outside the range of the training rows, where the data say nothing.
+
+    Example:
+        >>> import warnings, gpytorch, torch, gpytorch_tkrr as tkrr
+        >>> x = torch.rand(50, 2)
+        >>> model = tkrr.TKRR(x, x.sum(-1), gpytorch.likelihoods.GaussianLikelihood(), rank=2)
+        >>> result = tkrr.fit_als(model, seed=0)
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always", tkrr.ExtrapolationWarning)
+        ...     prediction = model.predict(torch.tensor([[0.5, 0.5], [0.5, 1.2]]))
+        >>> prediction.extrapolates, {warning.category.__name__ for warning in caught}
+        (tensor([False,  True]), {'ExtrapolationWarning'})
+    """
+
+
 class DenseFallbackWarning(TKRRWarning):
     """
     A low-rank structure is about to be thrown away for a dense N x N factorisation.

@@ -104,7 +104,8 @@ class SavedModel:
     def predict(self, frame: pd.DataFrame, *, drop_missing: bool = False) -> pd.DataFrame:
         """
         Predictions for the rows of a table, in their order: `mean`, `sd`, `lower` and `upper` (95 %) of new
-        observations; for classes `probability` (of the second) and `class`.
+        observations; for classes `probability` (of the second) and `class`; `extrapolates` says which rows lie outside
+        the range of the training rows.
 
         :param frame: A table with the input columns, in any order.
         :param drop_missing: Whether rows with missing values are left without a prediction.
@@ -121,6 +122,7 @@ class SavedModel:
             prediction = self.contender.model.predict(x)
             lower, upper = prediction.quantile(torch.tensor([0.025, 0.975])).numpy()
             values = {"mean": prediction.mean.numpy(), "sd": prediction.stddev.numpy(), "lower": lower, "upper": upper}
+        values["extrapolates"] = self.contender.model.extrapolates(x).numpy()
         return pd.DataFrame(values, index=frame.index[complete]).reindex(frame.index)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -237,6 +237,24 @@ class Design:
             _, values = evaluate(0 if rows.bonds is None else rows.position, factors, scale)
             total += function(rows.batch, values, first_row)
             first_row += rows.batch.num_rows
+        return self.data.processes.sum(total)
+
+    def sum_projections(
+        self, factors: Sequence[Tensor], function: Callable[[Batch, Tensor], Tensor], size: int
+    ) -> Tensor:
+        r"""
+        The sum over all rows, of all processes, of a function of single modes.
+
+        :param factors: Raw weights of functions of each mode, D tensors `(Q_d, M_d)`.
+        :param function: Its sum over the rows of a batch, `(size,)`, given the batch and
+            :math:`\phi_d(x_{nd})^\top a_{dq}`, those of all modes one after the other, `(sum_d Q_d, n)`.
+        :param size: How many values it has.
+        :return: `(size,)`, float64.
+        """
+        total = torch.zeros(size, dtype=torch.float64, device=factors[0].device)
+        for rows in self._rows():
+            values = torch.cat([rows.project(d, factor) for d, factor in enumerate(factors)])
+            total += function(rows.batch, values)
         return self.data.processes.sum(total)
 
     def _rows(self) -> Iterator[_Rows]:

@@ -19,6 +19,7 @@ from ..cp.conditional import Conditional, whitened_precision
 from ..cp.design import Design
 from ..cp.evidence import FactorData
 from ..cp.penalty import FrobeniusPenalty, Penalty
+from ..cp.start import near_constant, screened
 from ..cp.sums import FactorSums
 from ..cp.weights import CPWeights, clamped_exp
 from ..data.checkpoint import Checkpoint, as_checkpoint, fit_identity, move_tensors, require_same_fit
@@ -26,8 +27,8 @@ from ..data.parallel import as_processes
 from ..data.progress import progress_bar
 from ..data.source import Batch
 from ..data.training import TrainingData
-from ..errors import ConstraintWarning, InputError, StalePosteriorWarning
-from ..features.covariance import Covariance, covariance_state, covariances_from_state
+from ..errors import ConstraintWarning, ConvergenceWarning, InputError, StalePosteriorWarning
+from ..features.covariance import covariance_state, covariances_from_state
 from ..features.represented import range_grids
 from ..features.separable import SeparableKernel
 from ..model.laplace import LaplacePosterior, laplace_blocks
@@ -66,8 +67,9 @@ def fit_als(
     plus the penalty; with a StudentTLikelihood that of :math:`-2 s^2 \log p(y_n \mid f_n)`, up to a constant, and rows
     are weighted anew before each update, at the likelihood's noise and degrees of freedom.
 
-    A model that has been fitted before is continued from where it stands. Interrupting the fit (Ctrl-C) keeps what has
-    been reached; a fit that fails leaves the model as it was, its training data too.
+    A model that has been fitted before is continued from where it stands; otherwise the strongest main effects and
+    pairwise interactions, which two passes over the data find, are the first components. Interrupting the fit (Ctrl-C)
+    keeps what has been reached; a fit that fails leaves the model as it was, its training data too.
 
     :param model: The model; its posterior is replaced.
     :param data: `(x, y)`, tensors or arrays (also :class:`numpy.memmap`), or an iterable of such batches that starts
@@ -81,7 +83,7 @@ def fit_als(
         output scale left out of v.
     :param learn_hyperparameters: Whether lengthscales, output scales and noise are learned along the way, by the
         evidence of each factor, through the raw parameters of kernel and likelihood. The objective may rise then.
-    :param seed: Seed of the random start.
+    :param seed: Seed of the random part of the start.
     :param progress: Whether to show a progress bar (needs tqdm).
     :param memory: Bytes that may be used beyond the data to keep products over modes; what does not fit is recomputed.
     :param group: A group of :mod:`torch.distributed` whose processes fit the model together: each passes rows of its
@@ -233,7 +235,7 @@ def _run(
         result.sweeps += 1
         after = result.objective[-1]
         is_over = result.sweeps == num_sweeps
-        if last > 0 and fit.restarts and not is_over and after > (1 - 1e-9) * fit.total:
+        if last > 0 and fit.restarts and not is_over and fit.has_died(after):
             fit.restart(generator, after)  # nothing explained: another start
         elif learns == (fit.step is not None) and rel_tol > 0 and abs(before - after) <= rel_tol * abs(before):
             is_over = result.converged = True
@@ -250,6 +252,13 @@ def _run(
             f"Stopped after {result.sweeps} sweeps; the last one improved the objective by "
             f"{(before - after) / max(abs(before), 1e-300):.2g}. Call fit_als again to go on."
         )
+    if last > 0 and result.objective and fit.has_died(result.objective[-1]):
+        message = (
+            "All components have died: the model predicts the mean, also after other starts. The penalty is stronger "
+            "than what the data say: lower the noise of the likelihood, or the strength of the penalty."
+        )
+        warnings.warn(message, ConvergenceWarning, stacklevel=4)
+        result.message += f" {message}"
 
 
 @dataclass
@@ -343,7 +352,7 @@ class ALSFit:
         return HyperparameterStep(self.separable, hyperparameters, self.noise, self.outputscale, grids)
 
     def start(self, initial_factors: Sequence[Tensor] | None, generator: torch.Generator) -> None:
-        """Given factors, those of an earlier fit, or a random start."""
+        """Given factors, those of an earlier fit, or components that the data show."""
         rank = self.model.rank
         sizes = [mode.num_functions for mode in self.separable.modes]
         if initial_factors is not None:
@@ -359,16 +368,17 @@ class ALSFit:
         if factors is not None and [tuple(factor.shape) for factor in factors] == [(size, rank) for size in sizes]:
             self._set([factor.mT for factor in factors], True)
         else:
-            self.restart(generator)
+            self._set(screened(self.design, self.covariances, rank, generator), False)
 
-    def restart(self, generator: torch.Generator, reached: float | None = None) -> None:
+    def restart(self, generator: torch.Generator, reached: float) -> None:
         """A random start near the constant function; present weights come back if its first update is no better."""
-        if reached is not None:
-            self.fallback = self.weights, self.raw, reached
-            self.restarts -= 1
-        rank = self.model.rank
-        pairs = zip(self.marginals, self.covariances, strict=True)
-        self._set([near_constant(*marginal, covariance, rank, generator) for marginal, covariance in pairs], False)
+        self.fallback = self.weights, self.raw, reached
+        self.restarts -= 1
+        self._set(near_constant(self.design, self.covariances, self.model.rank, generator), False)
+
+    def has_died(self, objective: float) -> bool:
+        """Whether the weights are no better than zero."""
+        return objective > (1 - 1e-9) * self.total
 
     def _set(self, factors: list[Tensor], user_units: bool) -> None:
         self.weights = CPWeights(factors)
@@ -540,22 +550,3 @@ class ALSFit:
 
 def _weights_state(weights: CPWeights) -> tuple[list[Tensor], Tensor]:
     return list(weights.factors), weights.log_scales
-
-
-def near_constant(gram: Tensor, mean: Tensor, covariance: Covariance, rank: int, generator: torch.Generator) -> Tensor:
-    """Whitened weights of functions near 1: the best fit of 1, plus draws from the prior of comparable size."""
-    root = covariance.root
-    gram, mean = covariance.mix_gram(gram) * root.unsqueeze(-1) * root, covariance.mix(mean.unsqueeze(0))[0] * root
-    ridge = START_RIDGE * gram.diagonal().mean().clamp(min=1e-300)
-    constant = Conditional(gram + ridge * torch.eye(*gram.shape).to(gram)).solve(mean)  # (M,)
-    draws = torch.randn(rank, root.shape[0], dtype=torch.float64, generator=generator).to(root.device)
-    sizes = ((draws @ gram) * draws).sum(-1).sqrt()
-    draws = draws / torch.where(sizes > 0, sizes, torch.ones_like(sizes)).unsqueeze(-1)
-    return constant + START_SPREAD * draws
-
-
-#: Ridge of the starting functions' fit to the constant 1, relative to the mean diagonal.
-START_RIDGE = 1e-2
-
-#: Root-mean-square distance of the starting functions from the constant 1.
-START_SPREAD = 0.2

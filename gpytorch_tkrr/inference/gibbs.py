@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
 from ..cp.design import Design
+from ..cp.start import near_constant, screened
 from ..data.checkpoint import (
     Checkpoint,
     as_checkpoint,
@@ -34,7 +35,6 @@ from ..model.draws import DrawsPosterior
 from ..model.laplace import LaplacePosterior
 from ..model.likelihoods.base import Parameters
 from ..model.rollback import rollback_on_error
-from .als import near_constant
 from .diagnostics import effective_sample_size, split_rhat
 from .hyperparameters import Hyperparameters, require_representable
 from .results import GibbsResult
@@ -53,8 +53,12 @@ TAIL, MIN_NUM_BASIS, MAX_NUM_BASIS = 1e-3, 4, 32
 #: Components whose squared values, summed over all rows, stay below so many noise variances are dropped during warm-up.
 DEAD = 0.01
 
+#: All components have died where none has a mean square above this fraction of the targets' variance, nor above what
+#: its weights would find in pure noise.
+MIN_ENERGY = 0.01
+
 #: What a checkpoint holds of a chain that is being run, beside its state and its random numbers.
-RUN_STATE = ("sweep", "peak", "factors", "parameters", "hyperparameters", "energies")
+RUN_STATE = ("sweep", "last", "peak", "factors", "parameters", "hyperparameters", "energies")
 
 #: Training rows whose function values are watched for convergence.
 NUM_WATCHED = 50
@@ -78,9 +82,10 @@ def fit_gibbs(
     Draw the CP weights, the noise and all free hyperparameters from their posterior by Gibbs sampling.
 
     One sweep visits every factor once and costs as much as half a sweep of :func:`~gpytorch_tkrr.fit_als`. A model that
-    has been fitted by ALS is the start of all chains. A model that holds draws already is continued, and new draws are
-    added to the old ones, where ``num_warmup=0``; data, mean, box and sizes must be those of the old draws. Kernel and
-    likelihood are left at the posterior mean.
+    has been fitted by ALS is the start of all chains; otherwise they start from the main effects and pairwise
+    interactions that the data show. A model that holds draws already is continued, and new draws are added to the old
+    ones, where ``num_warmup=0``; data, mean, box and sizes must be those of the old draws. Kernel and likelihood are
+    left at the posterior mean.
 
     A fit that fails or is interrupted (Ctrl-C) leaves the model as it was; pass a `checkpoint` to go on later.
 
@@ -178,7 +183,8 @@ class _Run:
     state: GibbsState
     sampler: GibbsSampler
     before: int  # sweeps of an earlier fit
-    peak: Tensor  # largest energy of each component since the last look
+    last: Tensor  # energy of each component after the last sweep
+    peak: Tensor  # the largest since the last look
     sweep: int = 0
     factors: list[list[Tensor]] = field(default_factory=list)  # S lists of D tensors (R, M_d)
     parameters: list[Parameters] = field(default_factory=list)
@@ -239,14 +245,18 @@ class GibbsFit:
         """A chain before its first sweep."""
         state = self._initial_state(number, rng)
         before = 0 if self.earlier is None else self.earlier.resume["chains"][number]["sweeps"]
-        return _Run(number, rng, state, self._sampler(rng), before, torch.zeros_like(state.precisions))
+        zeros = torch.zeros_like(state.precisions)
+        return _Run(number, rng, state, self._sampler(rng), before, zeros, zeros)
 
     def sweep(self, run: _Run, num_warmup: int) -> None:
         """One sweep of a chain; draws are kept after the warm-up."""
-        state = run.state
         if 0 < run.sweep == num_warmup // 2 or 0 < run.sweep == num_warmup:
-            self._drop_dead(state, run.peak)
-            run.sampler, run.peak = self._sampler(run.rng), torch.zeros_like(state.precisions)
+            if run.sweep < num_warmup and self._have_died(run.last, run.state.parameters):
+                run.state = self._fresh_state(run.rng, near_constant)
+            else:
+                self._drop_dead(run.state, run.peak)
+            run.sampler, run.peak = self._sampler(run.rng), torch.zeros_like(run.state.precisions)
+        state = run.state
         adapts = run.number == 0 and self.model.adapts_num_basis
         if adapts and 0 < run.sweep in (num_warmup // 4, num_warmup // 2):
             self._adapt_num_basis(state)
@@ -256,7 +266,8 @@ class GibbsFit:
         is_warm = run.sweep >= num_warmup
         adapt, progress = (0.0, 1.0) if is_warm else (min(0.5, 5 / (run.sweep + 5)), run.sweep / num_warmup)
         run.sampler.sweep(state, order, adapt, progress)
-        run.peak = torch.maximum(run.peak, run.sampler.energies)
+        run.last = run.sampler.energies
+        run.peak = torch.maximum(run.peak, run.last)
         if run.sweep >= num_warmup:
             run.factors.append(state.scaled_factors())
             run.parameters.append(state.parameters)
@@ -324,6 +335,13 @@ class GibbsFit:
             rank=self.model.rank,
         )
 
+    def _have_died(self, energies: Tensor, parameters: Parameters) -> bool:
+        """Whether no component says anything that the noise does not."""
+        is_constant = self.training.summary.variance == 0  # constant targets: nothing to be said
+        num_weights = sum(mode.num_functions for mode in self.separable.modes)
+        in_noise = num_weights * self.augmentation.noise(parameters) / self.training.summary.num_rows
+        return not is_constant and float(energies.max()) <= min(in_noise, MIN_ENERGY)
+
     def _drop_dead(self, state: GibbsState, energies: Tensor) -> None:
         """Drop components whose values at all rows together are far below the noise of one; keep at least one."""
         alive = energies * self.training.summary.num_rows > DEAD * self.augmentation.noise(state.parameters)
@@ -350,27 +368,30 @@ class GibbsFit:
         ]
 
     def _initial_state(self, number: int, rng: np.random.Generator) -> GibbsState:
-        """Where an earlier chain stopped, an earlier ALS fit, or components near the constant function."""
-        hyper, rank, earlier = self.hyperparameters, self.model.rank, self.earlier
-        if earlier is not None:
-            resume = earlier.resume["chains"][number]
-            hyper.set(self.all_slots, resume["coordinates"])
-            rng.bit_generator.state = resume["rng"]
-            last = int((earlier.chains == number).nonzero()[-1])
-            alive = len(resume["precisions"])
-            factors = [factor[last, :alive] / self.share for factor in earlier.factors]
-            parameters = self.augmentation.scaled({name: each[last] for name, each in earlier.parameters.items()})
-            return GibbsState(factors, parameters, resume["precisions"].clone(), resume["steps"].clone())
+        """Where an earlier chain stopped, an earlier ALS fit, or components that the data show."""
+        hyper, earlier = self.hyperparameters, self.earlier
+        if earlier is None:
+            return self._fresh_state(rng, None if self.als_factors else screened)
+        resume = earlier.resume["chains"][number]
+        hyper.set(self.all_slots, resume["coordinates"])
+        rng.bit_generator.state = resume["rng"]
+        last = int((earlier.chains == number).nonzero()[-1])
+        alive = len(resume["precisions"])
+        factors = [factor[last, :alive] / self.share for factor in earlier.factors]
+        parameters = self.augmentation.scaled({name: each[last] for name, each in earlier.parameters.items()})
+        return GibbsState(factors, parameters, resume["precisions"].clone(), resume["steps"].clone())
+
+    def _fresh_state(self, rng: np.random.Generator, start: Callable[..., list[Tensor]] | None) -> GibbsState:
+        """All hyperparameters where the fit began, and components of a kind of start; None for those of ALS."""
+        hyper, rank = self.hyperparameters, self.model.rank
         hyper.set(self.all_slots, self.start)
         covariances = [mode.covariance() for mode in self.separable.modes]
-        if self.als_factors:
+        if start is None:
             factors = self._resized(self.als_factors)
         else:
             generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
-            marginals = zip(self.design.marginals(), covariances, strict=True)
-            factors = [v.unwhiten(near_constant(*marginal, v, rank, generator)) for marginal, v in marginals]
-            size = torch.from_numpy(rng.standard_normal((rank, 1))).to(factors[0].device)
-            factors[0] = factors[0] * size / math.sqrt(rank)
+            whitened = start(self.design, covariances, rank, generator)
+            factors = [v.unwhiten(w) for v, w in zip(covariances, whitened, strict=True)]
         precisions = torch.full((rank,), rank ** (1 / self.num_dims), dtype=torch.float64, device=factors[0].device)
         steps = torch.full((len(hyper.slots),), math.log(0.3), dtype=torch.float64)
         return GibbsState(factors, self.augmentation.start(), precisions, steps)
@@ -404,6 +425,18 @@ class GibbsFit:
             warnings.warn(concern, ConstraintWarning, stacklevel=4)
         sizes = [mode.num_functions for mode in self.separable.modes]
         message = _verdict(posterior, len(chains), {"f", *free}, rhat, sizes)
+        average = {
+            name: torch.cat([chain.parameters[name] for chain in chains]).mean(0) for name in chains[0].parameters
+        }
+        if self._have_died(energies.amax(-1).mean(), average):
+            warnings.warn(
+                "All components have died: the model predicts little more than the mean, also after another start. "
+                "Either the inputs do not explain the targets, or an interaction of three or more inputs was missed: "
+                "raise num_warmup or rank, or try another seed.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+            message += " All components have died."
         return GibbsResult(self.model, posterior, rhat, ess, effective_rank, message)
 
     def _diagnose(self, posterior: DrawsPosterior, num_chains: int) -> tuple[dict[str, float], dict[str, float]]:

@@ -123,7 +123,7 @@ class UniformMeasure(Measure):
         super().__init__(lower, upper)
 
     def moments(self, d: int, functions: Functions) -> tuple[Tensor, Tensor]:
-        # Gauss-Legendre in many short intervals: exact to rounding for sines, close where an input warp has kinks.
+        # Gauss-Legendre in many short intervals: exact to rounding for sines, close through an input warp.
         nodes, weights = (torch.from_numpy(values) for values in np.polynomial.legendre.leggauss(8))
         starts = torch.arange(NUM_INTERVALS, dtype=torch.float64).unsqueeze(-1)
         fraction = ((starts + (1 + nodes) / 2) / NUM_INTERVALS).flatten().to(self.lower.device)

@@ -40,6 +40,7 @@ class Prediction:
     :param parameters: Parameters of the observation model, each `(S, ...)`.
     :param x: Inputs `(..., n, D)`.
     :param rows: What is known of each row, tensors with as many elements as there are rows.
+    :param extrapolates: Which rows lie outside the training range, `(..., n)`; by default none.
 
     Example:
         >>> import torch, gpytorch, gpytorch_tkrr as tkrr
@@ -61,7 +62,10 @@ class Prediction:
         parameters: Parameters,
         x: Tensor,
         rows: Mapping[str, Tensor],
+        extrapolates: Tensor | None = None,
     ):
+        #: Which rows lie outside the range of the training rows, `(..., n)`.
+        self.extrapolates = torch.zeros_like(x[..., 0], dtype=torch.bool) if extrapolates is None else extrapolates
         self._observation, self._components, self._parameters = observation, components, parameters
         self._x, self._rows = x.reshape(-1, x.shape[-1]), rows
         self._shape, self._dtype = x.shape[:-1], x.dtype

@@ -37,6 +37,7 @@ from ..features.represented import MAX_MISSING, ModeGrid, missing_of_modes, rang
 from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, separate
 from .anova import anova_kernel
 from .draws import DrawsPosterior
+from .extrapolation import TrainingRange
 from .laplace import LaplacePosterior, laplace_blocks
 from .likelihoods.base import Observation, observe
 from .posterior import Posterior, PosteriorCovariance
@@ -69,8 +70,8 @@ class TKRR(GP):
         it finds.
     :param domain: The box. By default it is chosen from the data and the kernel's lengthscales, once.
     :param mean_module: The mean; by default a ConstantMean that a fit sets to the mean of the targets.
-    :param warp: A map of the inputs that kernel and box see, not the mean. By default it is
-        :meth:`InputWarp.from_data` where neither a kernel nor a box is given, and none otherwise; False for none.
+    :param warp: A map of the inputs that kernel and box see, not the mean. True for :meth:`InputWarp.from_data` of the
+        training inputs; by default none.
 
     Example:
         >>> import torch, gpytorch
@@ -115,9 +116,11 @@ class TKRR(GP):
         self.covar_module = kernel
         self.domain = domain
         self.warp = warp if isinstance(warp, InputWarp) else None
-        self.adapts_warp = warp is True or (warp is None and kernel is None and domain is None)
+        self.adapts_warp = warp is True
+        self.is_flat_outside = kernel is None and domain is None
         self.train_inputs: tuple[Tensor, ...] | None = None
         self.train_targets: Tensor | None = None
+        self.training_range: TrainingRange | None = None
         self.is_stale = False
         self._warned_out_of_domain = False
         self._posterior: Posterior | None = None
@@ -126,7 +129,9 @@ class TKRR(GP):
         self.register_load_state_dict_post_hook(_restore_posterior)
         if train_x is not None and train_y is not None:
             self.train_inputs, self.train_targets = _checked(train_x, train_y)
-            self._choose(TrainingData(self._source(), targets=self.observation.encode).summary)
+            summary = TrainingData(self._source(), targets=self.observation.encode).summary
+            self._choose(summary)
+            self.training_range = TrainingRange(summary.lower, summary.upper, summary.variance)
             if self.fits_mean:
                 self.mean_module.to(self.train_inputs[0])
         elif self.covar_module is not None and self.domain is not None and self._known_num_dims() is not None:
@@ -184,6 +189,10 @@ class TKRR(GP):
             if self.fits_mean:
                 # A tensor, since GPyTorch would take a float through float32.
                 self.mean_module.initialize(constant=torch.tensor(summary.mean, dtype=torch.float64))
+            if self.training_range is not None:
+                action = "box and kernel were chosen for that range. They are learned from all the same."
+                self.training_range.warn(summary.sample, action, summary.stride, stacklevel=5)
+            self.training_range = TrainingRange(summary.lower, summary.upper, summary.variance)
         if isinstance(data, TrainingData):
             self.center(data)
 
@@ -413,7 +422,9 @@ class TKRR(GP):
         r"""
         The distribution of new observations y, for any likelihood: after :func:`~gpytorch_tkrr.fit_gibbs` the mixture
         over the draws, after :func:`~gpytorch_tkrr.fit_als` that of its Gaussian f. Variance of f that the basis does
-        not represent is part of it.
+        not represent is part of it. Rows outside the range of the training rows are announced, and flagged by
+        `extrapolates`; f has at least the variance there that the prior has given f at the edge of the range. Where the
+        model has chosen kernel and box itself, its mean is that of the nearest point within the range.
 
         :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension.
         :param rows: What the likelihood needs to know of each row: with a FixedNoiseGaussianLikelihood `noise=`, one
@@ -434,6 +445,8 @@ class TKRR(GP):
         """
         x = self._checked_inputs(x)
         posterior, known = self._known_posterior(), self.observed_rows(x, **rows)
+        if self.training_range is not None:
+            self.training_range.warn(x, "the data say nothing there; see `extrapolates` of the prediction.")
 
         def components(x: Tensor) -> tuple[Tensor, Tensor | None]:
             """Means and variances of f at inputs `(n, D)`."""
@@ -442,9 +455,25 @@ class TKRR(GP):
             missing = self._missing_variance(warped)
             if missing is not None:
                 variances = missing if variances is None else variances + missing
+            unknown = self._unknown_variance(x)
+            if unknown is not None:
+                spread = means.var(0, correction=0)
+                spread = spread if variances is None else spread + variances
+                lacking = (unknown - spread).clamp(min=0)  # (n,), or (S, n)
+                variances = lacking if variances is None else variances + lacking
             return self.mean_module(x).double() + means, variances
 
-        return Prediction(self.observation, components, posterior.parameters, x, known)
+        return Prediction(self.observation, components, posterior.parameters, x, known, self.extrapolates(x))
+
+    def extrapolates(self, x: Tensor) -> Tensor:
+        """
+        Which rows lie outside the range of the training rows, in any column, `(..., n)`.
+
+        :param x: Inputs `(..., n, D)`.
+        """
+        if self.training_range is None:
+            return torch.zeros_like(x[..., 0], dtype=torch.bool)
+        return self.training_range.outside(x).any(-1)
 
     def observed_rows(self, x: Tensor, **rows: Tensor | float) -> dict[str, Tensor]:
         """
@@ -475,10 +504,17 @@ class TKRR(GP):
 
     def warped(self, x: Tensor) -> Tensor:
         """
-        Inputs as kernel, box and posterior see them.
+        Inputs as box and posterior see them. Where the model has chosen kernel and box itself, columns outside the
+        training range are moved to its edge: there f is held, since products of linear functions would run away.
 
         :param x: Inputs `(..., D)`.
         """
+        if self.is_flat_outside and self.training_range is not None:
+            x = self.training_range.nearest(x)
+        return self._warped(x)
+
+    def _warped(self, x: Tensor) -> Tensor:
+        """Inputs as the kernel sees them."""
         return x if self.warp is None else self.warp(x)
 
     def thin(self, num_draws: int) -> None:
@@ -536,7 +572,7 @@ class TKRR(GP):
         :param x: Inputs `(..., n, D)`.
         """
         assert self.covar_module is not None
-        return MultivariateNormal(self.mean_module(x), self.covar_module(self.warped(x)))
+        return MultivariateNormal(self.mean_module(x), self.covar_module(self._warped(x)))
 
     def __call__(self, x: Tensor, **kwargs: Any) -> MultivariateNormal:
         x = self._checked_inputs(x, finite=not self.training)
@@ -553,6 +589,10 @@ class TKRR(GP):
         missing = self._missing_variance(warped)
         if missing is not None:
             covariance = covariance + DiagLinearOperator(missing.to(x.dtype))
+        unknown = self._unknown_variance(x)
+        if unknown is not None:
+            lacking = (unknown.to(x.dtype) - covariance.diagonal(dim1=-1, dim2=-2)).clamp(min=0)
+            covariance = covariance + DiagLinearOperator(lacking)
         return MultivariateNormal(mean.to(x.dtype), covariance)
 
     def _checked_inputs(self, x: Tensor, finite: bool = True) -> Tensor:
@@ -593,11 +633,22 @@ class TKRR(GP):
             )
         return separable.outputscale() * missing.variance
 
+    def _unknown_variance(self, x: Tensor) -> Tensor | None:
+        """What f has at least outside the training range, `(..., n)`; None where there are no such rows."""
+        if self.training_range is None:
+            return None
+        most = self.training_range.variance if self.is_flat_outside else math.inf
+        return self.training_range.unknown_variance(self.separate(), x, self._warped, most)
+
     # State
 
     def get_extra_state(self) -> dict[str, Any]:
         """The posterior, for `state_dict`."""
         state: dict[str, Any] = {"stale": self.is_stale, "num_basis": self.num_basis}
+        state["flat_outside"] = self.is_flat_outside
+        if self.training_range is not None:
+            known = self.training_range
+            state["range"] = (known.lower, known.upper, known.variance)
         if self._posterior is not None:
             state["posterior"] = self._posterior.state()
             strength = getattr(self._penalty, "strength", None)
@@ -612,6 +663,8 @@ class TKRR(GP):
         """
         self.is_stale = state["stale"]
         self.num_basis = state["num_basis"]
+        self.training_range = TrainingRange(*state["range"]) if "range" in state else None
+        self.is_flat_outside = state.get("flat_outside", False)
         self._posterior, self._loaded = None, state.get("posterior")
         if self._loaded is not None:
             name, strength = state["penalty"]

@@ -1,7 +1,7 @@
 r"""Inputs that crowd in a corner of their range, spread out by their empirical distribution.
 
 A few far points squeeze the rest of a column into a corner of the box, where one lengthscale must serve both. The warp
-replaces such a column by its ranks, rescaled to the column's own range: monotone, piecewise linear, learned once.
+replaces such a column by its ranks, rescaled to the column's own range: monotone, smooth, learned once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ NUM_QUANTILES = 33
 
 class InputWarp(nn.Module):
     r"""
-    A monotone, piecewise-linear map of some columns of the inputs; the others stay as they are.
+    A monotone map of some columns of the inputs, with a continuous slope; the others stay as they are.
 
     Between the smallest and the largest value of a column the map is :math:`l + (u - l) \hat F(x)`, with
-    :math:`\hat F` the empirical distribution function, interpolated between quantiles. Outside it goes on with slope 1.
-    So the range and the units of a column do not change.
+    :math:`\hat F` the empirical distribution function, interpolated between quantiles by monotone cubics (Fritsch &
+    Carlson 1980). So the range and the units of a column do not change. Outside it goes on with the slope at the edge,
+    at most about 1: where far points are rare it is nearly flat, and nothing runs away.
 
     :param columns: The columns that are mapped, `(C,)`.
     :param knots: Increasing values of each, `(C, K)`.
@@ -34,18 +35,20 @@ class InputWarp(nn.Module):
         >>> x = torch.cat([torch.arange(20.0), torch.tensor([100.0])]).unsqueeze(-1)
         >>> warp = InputWarp.from_data(x)
         >>> warp(torch.tensor([[0.0], [10.0], [100.0], [101.0]])).flatten()
-        tensor([  0.,  50., 100., 101.])
+        tensor([  0.0000,  50.0000, 100.0000, 100.0882])
     """
 
     columns: Tensor
     knots: Tensor
     levels: Tensor
+    slopes: Tensor
 
     def __init__(self, columns: Tensor, knots: Tensor, levels: Tensor):
         super().__init__()
         self.register_buffer("columns", columns.long())
         self.register_buffer("knots", knots.double())
         self.register_buffer("levels", levels.double())
+        self.register_buffer("slopes", _slopes(self.knots, self.levels), persistent=False)
 
     @classmethod
     def from_data(cls, x: Tensor, lower: Tensor | None = None, upper: Tensor | None = None) -> InputWarp:
@@ -75,8 +78,7 @@ class InputWarp(nn.Module):
         longest = max(len(part) for part in knots)
         return cls(
             torch.tensor(columns, device=x.device),
-            torch.stack([_extended(part, longest) for part in knots]),
-            torch.stack([_extended(part, longest) for part in levels]),
+            *(torch.stack(parts) for parts in zip(*map(_extended, knots, levels, [longest] * len(knots)), strict=True)),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,10 +90,16 @@ class InputWarp(nn.Module):
             return x
         rows = x.reshape(-1, x.shape[-1])
         values = rows[:, self.columns].mT.double()  # (C, n)
-        knots, levels = self.knots.double(), self.levels.double()
-        right = torch.searchsorted(knots, values.detach().contiguous()).clamp(1, knots.shape[1] - 1)
-        a, b, c, d = (part.gather(1, index) for part in (knots, levels) for index in (right - 1, right))
-        mapped = c + (values - a) * ((d - c) / (b - a).clamp(min=torch.finfo(torch.float64).tiny))
+        knots, levels, slopes = self.knots.double(), self.levels.double(), self.slopes.double()
+        inner = torch.minimum(torch.maximum(values, knots[:, :1]), knots[:, -1:])
+        right = torch.searchsorted(knots, inner.detach().contiguous()).clamp(1, knots.shape[1] - 1)
+        (a, b), (c, d), (p, q) = (
+            (part.gather(1, right - 1), part.gather(1, right)) for part in (knots, levels, slopes)
+        )
+        width = (b - a).clamp(min=torch.finfo(torch.float64).tiny)
+        t = (inner - a) / width
+        mapped = c + (d - c) * t.square() * (3 - 2 * t) + width * t * (1 - t) * (p * (1 - t) - q * t)
+        mapped = mapped + torch.where(values < inner, slopes[:, :1], slopes[:, -1:]) * (values - inner)
         return rows.index_copy(1, self.columns, mapped.mT.to(x.dtype)).reshape(x.shape)
 
     def extra_repr(self) -> str:
@@ -111,8 +119,21 @@ def _quantiles(values: Tensor) -> tuple[Tensor, Tensor]:
     return distinct, ranks
 
 
-def _extended(part: Tensor, length: int) -> Tensor:
-    """The same knots or levels with more on both sides, a range apart: there the map has slope 1."""
-    width = part[-1] - part[0]
-    after = part[-1] + width * torch.arange(1, length - len(part) + 2, dtype=part.dtype, device=part.device)
-    return torch.cat([part[:1] - width, part, after])
+def _extended(knots: Tensor, levels: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """More knots and levels on both sides, a range apart, with the slope at the edge, at most 1."""
+    width = knots[-1] - knots[0]
+    first, last = (((levels[i + 1] - levels[i]) / (knots[i + 1] - knots[i])).clamp(max=1.0) for i in (0, -2))
+    steps = width * torch.arange(1, length - len(knots) + 2, dtype=knots.dtype, device=knots.device)
+    return (
+        torch.cat([knots[:1] - width, knots, knots[-1] + steps]),
+        torch.cat([levels[:1] - first * width, levels, levels[-1] + last * steps]),
+    )
+
+
+def _slopes(knots: Tensor, levels: Tensor) -> Tensor:
+    """Slopes at the knots that keep cubics between them monotone: weighted harmonic means, `(C, K)`."""
+    widths = knots.diff(dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
+    secants = (levels.diff(dim=-1) / widths).clamp(min=torch.finfo(torch.float64).tiny)
+    before, after = widths[:, 1:] + 2 * widths[:, :-1], 2 * widths[:, 1:] + widths[:, :-1]
+    inner = (before + after) / (after / secants[:, :-1] + before / secants[:, 1:])
+    return torch.cat([secants[:, :1], inner, secants[:, -1:]], -1)

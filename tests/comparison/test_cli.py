@@ -197,7 +197,7 @@ def test_fit_and_predict(method, frame, table, tmp_path, capsys):
     predict = ["predict", "--model", model, "--data", tmp_path / "new.csv", "--output", predictions]
     assert main([str(argument) for argument in predict]) == 0
     answer = pd.read_csv(predictions)
-    assert list(answer.columns) == ["mean", "sd", "lower", "upper"]
+    assert list(answer.columns) == ["mean", "sd", "lower", "upper", "extrapolates"]
     assert np.abs(answer["mean"] - shuffled["price"].to_numpy()).mean() < 30  # of prices between 70 and 1500
 
     saved = SavedModel.load(model)
@@ -295,7 +295,7 @@ def test_no_rows_give_an_empty_prediction(rows, task, frame, models, tmp_path):
     assert main([str(argument) for argument in arguments]) == 0
     answer = pd.read_csv(output, skip_blank_lines=False)
     names = ["mean", "sd", "lower", "upper"] if task == "regression" else ["probability", "class"]
-    assert list(answer.columns) == names
+    assert list(answer.columns) == [*names, "extrapolates"]
     assert len(answer) == len(new) and answer.isna().all(axis=None)
 
 
@@ -319,7 +319,7 @@ def test_fit_and_predict_classes(frame, table, tmp_path):
     predict = ["predict", "--model", tmp_path / "model.pt", "--data", table, "--output", tmp_path / "p.csv"]
     assert main([str(argument) for argument in predict]) == 0
     answer = pd.read_csv(tmp_path / "p.csv")
-    assert list(answer.columns) == ["probability", "class"]
+    assert list(answer.columns) == ["probability", "class", "extrapolates"]
     assert (answer["class"] == np.where(frame["price"] > 600, "yes", "no")).mean() > 0.9
     assert ((answer["probability"] >= 0.5) == (answer["class"] == "yes")).all()
 

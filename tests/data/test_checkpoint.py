@@ -234,7 +234,9 @@ def test_checkpoints_of_other_fits_are_refused(tmp_path):
         fit_als(1, tmp_path / "missing" / "run.pt")
     with pytest.raises(tkrr.CheckpointError, match="is a folder"):
         fit_als(1, tmp_path)
-    assert_same(fit_als(2, path, data=[(x[50:], y[50:]), (x[:50], y[:50])])[0], fit_als(2, path)[0])  # another order
+    reordered, plain = fit_als(2, path, data=[(x[50:], y[50:]), (x[:50], y[:50])])[0], fit_als(2, path)[0]
+    for one, two in zip(reordered.factors, plain.factors, strict=True):  # another order of rows: rounded anew
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-14)
 
 
 def with_kernel(kernel, likelihood=None, mean=None):

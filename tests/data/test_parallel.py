@@ -273,13 +273,14 @@ def test_a_first_gibbs_sweep_is_that_of_one_process(results, key):
 
 
 def test_only_packed_sums_are_exchanged(results):
-    """A fit sends the sums of its 5 updates and 3 Laplace blocks, and one vector for the starting functions."""
+    """A fit sends the sums of its 5 updates and 3 Laplace blocks, and three vectors for the start."""
     one, several = results
     size, rank = 7, 3
     packed = (2 * size + 1) * rank * (rank + 1) // 2 + rank * size + 2
     marginals = 3 * ((2 * size + 1) + size + 2)
+    effects, pairs = 10 * 11, 9**2  # three directions of each input and a constant, and the targets
     assert one["volume"] == 0
-    assert [result["volume"] for result in several] == [8 * (8 * packed + marginals)] * 3
+    assert [result["volume"] for result in several] == [8 * (8 * packed + marginals + effects + pairs)] * 3
 
 
 def test_what_is_wrong_in_one_process_is_an_error_in_all(tmp_path):
@@ -299,8 +300,8 @@ def talks(tmp_path_factory):
 
 
 def test_one_sum_for_each_update(talks):
-    """Two sweeps of ALS are 9 updates, then 3 Laplace blocks; five of Gibbs 15; and one sum for the start."""
-    assert [(result["als"], result["gibbs"]) for result in talks] == [(1 + 9 + 3, 1 + 15)] * 3
+    """Two sweeps of ALS are 9 updates, then 3 Laplace blocks; five of Gibbs 15; and three sums for the start."""
+    assert [(result["als"], result["gibbs"]) for result in talks] == [(3 + 9 + 3, 3 + 15)] * 3
 
 
 def test_more_processes_than_rows(talks):

@@ -145,7 +145,7 @@ def test_inputs_are_warped_as_the_model_warps_them():
     x = torch.rand(60, 2, dtype=torch.float64)
     x[:, 0] = (4 * x[:, 0]).exp()
     y = x[:, 0].log() + x[:, 1]
-    model = TKRR(x, y, GaussianLikelihood().double(), rank=2, num_basis=6)
+    model = TKRR(x, y, GaussianLikelihood().double(), rank=2, num_basis=6, warp=True)
     assert model.warp is not None
     fit_gibbs(model, num_draws=4, num_warmup=10, seed=0)
     effects = main_effects(model, num_points=4)

@@ -1,9 +1,10 @@
-"""The input warp: ranks inside the range, slope 1 outside, only where values crowd."""
+"""The input warp: smooth ranks inside the range, a bounded slope outside, only where values crowd and on demand."""
 
 from __future__ import annotations
 
 import gpytorch
 import pytest
+import scipy.interpolate
 import scipy.stats
 import torch
 
@@ -26,7 +27,7 @@ def test_crowded_columns_become_uniform_and_others_stay():
     assert scipy.stats.kstest(unit.numpy(), "uniform").statistic < 0.05
 
 
-def test_map_is_increasing_keeps_the_range_and_has_slope_one_outside():
+def test_map_is_increasing_keeps_the_range_and_has_a_bounded_slope_outside():
     x = skewed()
     warp = tkrr.InputWarp.from_data(x)
     lower, upper = x.amin(0), x.amax(0)
@@ -34,8 +35,31 @@ def test_map_is_increasing_keeps_the_range_and_has_slope_one_outside():
     grid = lower + (upper - lower) * torch.linspace(-2, 3, 400, dtype=torch.float64).unsqueeze(-1)
     mapped = warp(grid)
     assert (mapped.diff(dim=0) > 0).all()
-    torch.testing.assert_close(mapped[0], grid[0])
-    torch.testing.assert_close(mapped[-1], grid[-1])
+    assert (mapped[-1] - upper <= grid[-1] - upper + 1e-9).all()
+    assert (lower - mapped[0] <= 1.001 * (lower - grid[0])).all()
+    assert mapped[-1, 1] - upper[1] < 0.5 * (grid[-1, 1] - upper[1])  # far values are rare
+
+
+def test_slope_has_no_jumps():
+    x = skewed()
+    warp = tkrr.InputWarp.from_data(x)
+    for d in (1, 2):
+        column = warp.columns.tolist().index(d)
+        for knot in warp.knots[column].unique():
+            sides = (x[:1].repeat(2, 1)).index_fill(1, torch.tensor([d]), float(knot))
+            sides[:, d] += torch.tensor([-1e-9, 1e-9], dtype=torch.float64) * (x[:, d].max() - x[:, d].min())
+            sides.requires_grad_()
+            slopes = torch.autograd.grad(warp(sides)[:, d].sum(), sides)[0][:, d]
+            torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-4, atol=1e-6)
+
+
+def test_between_knots_it_is_scipys_monotone_interpolation():
+    x = skewed()
+    warp = tkrr.InputWarp.from_data(x[:, 1:2])
+    knots, levels = warp.knots[0].numpy(), warp.levels[0].numpy()
+    grid = torch.linspace(float(x[:, 1].min()), float(x[:, 1].max()), 300, dtype=torch.float64)
+    expected = scipy.interpolate.PchipInterpolator(knots, levels)(grid.numpy())
+    torch.testing.assert_close(warp(grid.unsqueeze(-1))[:, 0], torch.from_numpy(expected), rtol=1e-9, atol=1e-9)
 
 
 def test_gradient_is_the_slope():
@@ -50,14 +74,14 @@ def test_constant_binary_and_even_columns_stay(values):
     assert tkrr.InputWarp.from_data(torch.tensor(values).unsqueeze(-1)).columns.numel() == 0
 
 
-def test_model_warps_by_default_only_without_kernel_and_box():
+def test_model_warps_only_where_asked():
     x, y = skewed(60), torch.randn(60, dtype=torch.float64)
 
     def model(**kwargs) -> tkrr.TKRR:
         return tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(), **kwargs)
 
-    assert model().warp.columns.tolist() == [1, 2]
-    assert model(warp=False).warp is None
+    assert model().warp is None and model(warp=False).warp is None
+    assert model(warp=True).warp.columns.tolist() == [1, 2]
     kernel = tkrr.anova_kernel(3, center=x.mean(0), half_range=x.amax(0) - x.amin(0))
     assert model(kernel=kernel).warp is None
     assert model(kernel=kernel, warp=True).warp.columns.tolist() == [1, 2]

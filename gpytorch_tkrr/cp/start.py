@@ -1,0 +1,218 @@
+r"""Where a fit starts: components that the data show at once, found by sums over the rows.
+
+An update sees one mode at a time. An interaction of two inputs that do nothing alone is invisible to it while both
+modes are nearly constant. So the first components are looked for in all inputs and all pairs of them.
+
+1. Each mode has a few *directions* :math:`z_{dq}`, the functions with zero mean and unit variance over the data that
+   carry the largest prior variance: eigenvectors of :math:`V^{1/2} (G - m m^\top) V^{1/2}`, from the marginal sums.
+2. Main effects are a ridge regression of the targets on all directions together. It leaves a residual e.
+3. The sums :math:`\tfrac1N \sum_n e_n z_{dq}(x_n) z_{kp}(x_n)` say for each pair of inputs how much of the
+   residual a product of their directions explains: a small matrix, whose singular vectors are the two functions.
+
+Every step is a sum over rows, so that it streams and is shared by processes. The strongest terms become components, all
+their other modes the best fit of the constant 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..data.source import Batch
+from ..features.covariance import Covariance
+from .conditional import Conditional
+from .design import Design
+
+#: Directions of each mode that are looked at.
+NUM_DIRECTIONS = 3
+
+#: A function is taken as constant over the data where its variance is below this fraction of the mode's.
+MIN_VARIANCE = 1e-10
+
+#: Smallest ridge of the regression on main effects, for directions of unit variance.
+MIN_RIDGE = 1e-3
+
+#: Ridge of the starting functions' fit to the constant 1, relative to the mean diagonal.
+CONSTANT_RIDGE = 1e-2
+
+#: Root-mean-square distance of the starting functions from the constant 1.
+SPREAD = 0.2
+
+
+@dataclass
+class Mode:
+    r"""
+    What the start needs of a mode: whitened weights `w` stand for the function :math:`\phi^\top V^{1/2} w`.
+
+    :param gram: :math:`V^{1/2} G V^{1/2}` over the data, `(M, M)`.
+    :param mean: The functions' means over the data, `(M,)`.
+    :param constant: The best fit of 1, `(M,)`.
+    """
+
+    gram: Tensor
+    mean: Tensor
+    constant: Tensor
+
+    @classmethod
+    def from_marginals(cls, gram: Tensor, mean: Tensor, covariance: Covariance) -> Mode:
+        """
+        From sums over the data.
+
+        :param gram: G / N, `(M, M)`.
+        :param mean: Means of the functions, `(M,)`.
+        :param covariance: V.
+        """
+        root = covariance.root
+        gram = covariance.mix_gram(gram) * root.unsqueeze(-1) * root
+        mean = covariance.mix(mean.unsqueeze(0))[0] * root
+        ridge = CONSTANT_RIDGE * gram.diagonal().mean().clamp(min=1e-300)
+        return cls(gram, mean, Conditional(gram + ridge * torch.eye(*gram.shape).to(gram)).solve(mean))
+
+    def draws(self, rank: int, generator: torch.Generator) -> Tensor:
+        """
+        Draws from the prior with a mean square of one over the data, `(R, M)`.
+
+        :param rank: R.
+        :param generator: Source of random numbers.
+        """
+        draws = torch.randn(rank, len(self.mean), dtype=torch.float64, generator=generator).to(self.mean.device)
+        sizes = ((draws @ self.gram) * draws).sum(-1).sqrt()
+        return draws / torch.where(sizes > 0, sizes, torch.ones_like(sizes)).unsqueeze(-1)
+
+    def directions(self) -> Tensor:
+        """Functions of unit variance that carry the largest prior variance, `(Q, M)`; zeros where there are fewer."""
+        values, vectors = torch.linalg.eigh(self.gram - self.mean.unsqueeze(-1) * self.mean)
+        values, vectors = values[-NUM_DIRECTIONS:].flip(0), vectors[:, -NUM_DIRECTIONS:].flip(1).mT
+        vectors = vectors * vectors.gather(1, vectors.abs().argmax(1, keepdim=True)).sign()  # no sign by chance
+        varies = values > MIN_VARIANCE * self.gram.diagonal().sum()
+        scale = torch.where(varies, values, torch.ones_like(values)).rsqrt() * varies
+        found = scale.unsqueeze(-1) * vectors
+        return torch.nn.functional.pad(found, (0, 0, 0, NUM_DIRECTIONS - len(found)))
+
+
+@dataclass
+class Effects:
+    """
+    What one or two inputs explain, the strongest first.
+
+    :param sizes: Root-mean-square of each term, `(T,)`.
+    :param modes: The two inputs of each term, `(T, 2)`; the same one twice for a main effect.
+    :param left: Coefficients of the first input's directions, unit vectors `(T, Q)`.
+    :param right: Those of the second; not used for a main effect.
+    """
+
+    sizes: Tensor
+    modes: Tensor
+    left: Tensor
+    right: Tensor
+
+    @classmethod
+    def find(cls, design: Design, directions: Sequence[Tensor], means: Tensor) -> Effects:
+        """
+        Two passes over the rows.
+
+        :param design: The rows.
+        :param directions: Raw weights of each mode's directions, D tensors `(Q, M_d)`.
+        :param means: Their means, `(D, Q)`.
+        """
+        num_dims, num = means.shape
+        size = num_dims * num + 1
+
+        def regressors(z: Tensor) -> Tensor:
+            """Directions without their means, and 1."""
+            return torch.cat([z - means.reshape(-1, 1), torch.ones_like(z[:1])])
+
+        def moments(batch: Batch, z: Tensor) -> Tensor:
+            z = regressors(z)
+            weighted = z if batch.weight is None else z * batch.weight
+            return (weighted @ torch.cat([z, batch.y.unsqueeze(0)]).mT).reshape(-1)
+
+        total = design.sum_projections(directions, moments, size * (size + 1)).reshape(size, size + 1)
+        mass = total[-1, -2]
+        ridge = torch.full_like(means, max(MIN_RIDGE, size / design.data.summary.num_rows)).reshape(-1)
+        precision = total[:, :-1] / mass + torch.cat([ridge, ridge.new_zeros(1)]).diag_embed()
+        coefficients = Conditional(precision).solve(total[:, -1] / mass)
+
+        def products(batch: Batch, z: Tensor) -> Tensor:
+            z = regressors(z)
+            residual = batch.y - coefficients @ z
+            residual = residual if batch.weight is None else residual * batch.weight
+            return ((z[:-1] * residual) @ z[:-1].mT).reshape(-1)
+
+        pairs = design.sum_projections(directions, products, (size - 1) ** 2) / mass
+        blocks = pairs.reshape(num_dims, num, num_dims, num).transpose(1, 2)  # (D, D, Q, Q)
+        first, second = torch.triu_indices(num_dims, num_dims, 1, device=means.device)
+        left, sizes, right = torch.linalg.svd(blocks[first, second])  # (P, Q, Q), (P, Q), (P, Q, Q)
+        main = coefficients[:-1].reshape(num_dims, num)
+        main_sizes, alone = main.norm(dim=-1), torch.arange(num_dims, device=means.device)
+        unit = main / torch.where(main_sizes > 0, main_sizes, torch.ones_like(main_sizes)).unsqueeze(-1)
+        found = cls(
+            torch.cat([main_sizes, sizes.reshape(-1)]),
+            torch.cat([torch.stack([alone, alone], -1), torch.stack([first, second], -1).repeat_interleave(num, 0)]),
+            torch.cat([unit, left.mT.reshape(-1, num)]),
+            torch.cat([unit, right.reshape(-1, num)]),
+        )
+        order = found.sizes.argsort(descending=True, stable=True)
+        order = order[found.sizes[order] > 0]
+        return cls(found.sizes[order], found.modes[order], found.left[order], found.right[order])
+
+
+def near_constant(
+    design: Design, covariances: Sequence[Covariance], rank: int, generator: torch.Generator
+) -> list[Tensor]:
+    """
+    Components that are the constant 1 in every mode plus draws from the prior of comparable size, times random sizes.
+
+    :param design: The rows.
+    :param covariances: V of each mode.
+    :param rank: R.
+    :param generator: Source of random numbers.
+    :return: Whitened weights, D tensors `(R, M_d)`.
+    """
+    modes = _modes(design, covariances)
+    factors = [mode.constant + SPREAD * mode.draws(rank, generator) for mode in modes]
+    factors[0] *= _sizes(rank, generator).to(factors[0])
+    return factors
+
+
+def screened(design: Design, covariances: Sequence[Covariance], rank: int, generator: torch.Generator) -> list[Tensor]:
+    """
+    Components that are the strongest main effects and pairwise interactions, perturbed at random; where there are fewer
+    than R the others are near the constant function, with random sizes.
+
+    :param design: The rows.
+    :param covariances: V of each mode.
+    :param rank: R.
+    :param generator: Source of random numbers.
+    :return: Whitened weights, D tensors `(R, M_d)`.
+    """
+    modes = _modes(design, covariances)
+    directions = [mode.directions() for mode in modes]
+    means = torch.stack([each @ mode.mean for each, mode in zip(directions, modes, strict=True)])  # (D, Q)
+    raw = [covariance.unwhiten(each) for covariance, each in zip(covariances, directions, strict=True)]
+    effects = Effects.find(design, raw, means)
+    # Over many modes perturbations multiply: their product must stay near one.
+    spread = min(SPREAD, len(modes) ** -0.5)
+    noise = [spread * mode.draws(rank, generator) for mode in modes]
+    factors = [mode.constant + draws for mode, draws in zip(modes, noise, strict=True)]
+    for r, (first, second) in enumerate(effects.modes[:rank].tolist()):
+        for d, coefficients in {first: effects.left[r], second: effects.right[r]}.items():
+            function = coefficients @ directions[d] - (coefficients @ means[d]) * modes[d].constant
+            factors[d][r] = function + noise[d][r]
+        factors[first][r] *= effects.sizes[r]
+    others = slice(len(effects.sizes), None)
+    factors[0][others] *= _sizes(rank, generator)[others].to(means)
+    return factors
+
+
+def _sizes(rank: int, generator: torch.Generator) -> Tensor:
+    """Random amplitudes of components that add up to a unit variance, `(R, 1)`."""
+    return torch.randn(rank, 1, dtype=torch.float64, generator=generator) * rank**-0.5
+
+
+def _modes(design: Design, covariances: Sequence[Covariance]) -> list[Mode]:
+    pairs = zip(design.marginals(), covariances, strict=True)
+    return [Mode.from_marginals(*marginals, covariance) for marginals, covariance in pairs]

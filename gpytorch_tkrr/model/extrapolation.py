@@ -1,0 +1,111 @@
+r"""Rows outside the range of the training rows: who they are, and how much is unknown there.
+
+Let :math:`\bar x` be the nearest point to x within the range of every column. Even if f were known there, the prior
+would leave the variance
+
+.. math:: k(x, x) - \frac{k(x, \bar x)^2}{k(\bar x, \bar x)}
+    = \sigma^2 \prod_d k_d(x_d, x_d)
+    \Bigl(1 - \prod_{d \text{ outside}} \frac{k_d(x_d, \bar x_d)^2}{k_d(x_d, x_d)\, k_d(\bar x_d, \bar x_d)}\Bigr)
+
+at x. It is zero at the edge of the range and that of the prior far away. Predictions never have less. The default
+kernel is a product over many inputs whose variance varies by orders of magnitude over the box; there the variance of
+the targets stands for :math:`k(x, x)` where that is larger.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..errors import ExtrapolationWarning
+from ..features.separable import SeparableKernel
+
+
+class TrainingRange:
+    """
+    The smallest and the largest value of each column of the training rows.
+
+    :param lower: `(D,)`.
+    :param upper: `(D,)`.
+    :param variance: That of the targets.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch_tkrr.model.extrapolation import TrainingRange
+        >>> known = TrainingRange(torch.zeros(2), torch.ones(2))
+        >>> known.outside(torch.tensor([[0.5, 1.0], [0.5, 1.2]]))
+        tensor([[False, False],
+                [False,  True]])
+    """
+
+    def __init__(self, lower: Tensor, upper: Tensor, variance: float = 1.0):
+        self.variance = variance
+        self.lower, self.upper = lower.detach().double().cpu(), upper.detach().double().cpu()
+
+    def outside(self, x: Tensor) -> Tensor:
+        """
+        Which values lie outside, `(..., D)`.
+
+        :param x: Inputs `(..., D)`.
+        """
+        lower, upper = self.lower.to(x), self.upper.to(x)  # in the dtype of x: its rounding takes nothing outside
+        return (x < lower) | (x > upper)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """
+        The nearest points within the range of every column, `(..., D)`.
+
+        :param x: Inputs `(..., D)`.
+        """
+        return torch.minimum(torch.maximum(x, self.lower.to(x)), self.upper.to(x))
+
+    def warn(self, x: Tensor, action: str, weight: int = 1, stacklevel: int = 3) -> None:
+        """
+        Say how many rows lie outside, and in which columns.
+
+        :param x: Inputs `(..., D)`.
+        :param action: What is being done with them.
+        :param weight: How many rows each of them stands for.
+        :param stacklevel: As for :func:`warnings.warn`.
+        """
+        outside = self.outside(x).reshape(-1, x.shape[-1])
+        if not outside.any():
+            return
+        number, columns = int(outside.any(-1).sum()), outside.any(0).nonzero().flatten().tolist()
+        rows = f"{number} of {len(outside)} rows" if weight == 1 else f"About {weight * number} rows"
+        warnings.warn(
+            f"{rows} lie outside the training range, in columns {columns}: {action}",
+            ExtrapolationWarning,
+            stacklevel=stacklevel,
+        )
+
+    def unknown_variance(
+        self, separable: SeparableKernel, x: Tensor, warped: Callable[[Tensor], Tensor], most: float = math.inf
+    ) -> Tensor | None:
+        """
+        The variance that f has at least, `(..., n)`; None where all rows lie within the range.
+
+        :param separable: The kernel.
+        :param x: Inputs `(..., n, D)`.
+        :param warped: Inputs as the kernel sees them.
+        :param most: What stands for :math:`k(x, x)` where that is larger.
+        """
+        outside = self.outside(x)
+        if not outside.any():
+            return None
+        here, nearest = warped(x), warped(self.nearest(x))
+        total = separable.outputscale()
+        determined = torch.ones_like(total)
+        for d, mode in enumerate(separable.modes):
+            exact, edge = mode.prior_variance(here[..., d]), mode.prior_variance(nearest[..., d])
+            covariance = mode.covariance()
+            left, right = covariance.mix(mode.basis(here[..., d])), covariance.mix(mode.basis(nearest[..., d]))
+            between = (left * covariance.variances * right).sum(-1)
+            share = (between.square() / (exact * edge).clamp_min(1e-300)).clamp(max=1.0)
+            total = total * exact
+            determined = determined * torch.where(outside[..., d], share, torch.ones_like(share))
+        return total.clamp(max=most) * (1 - determined)
