@@ -8,6 +8,8 @@ constraint.
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
+from .bases.domain import Domain
+from .bases.index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .comparison.comparison import Comparison, compare
 from .cp.penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
 from .data.checkpoint import Checkpoint
@@ -34,9 +36,7 @@ from .errors import (
     TKRRWarning,
     UnsupportedKernelError,
 )
-from .features.domain import Domain
 from .features.finite import register_finite_basis
-from .features.index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .features.spectral import register_spectral_density, spectral_density
 from .hilbert.distribution import ReducedRankMultitaskNormal, ReducedRankNormal
 from .hilbert.functions import FunctionDraws, draw_posterior_functions, draw_prior_functions

@@ -26,16 +26,16 @@ from gpytorch.models import ExactGP
 from gpytorch.module import RandomModuleMixin
 from torch import Tensor
 
+from .bases.domain import Domain
 from .errors import InputError
-from .features.domain import Domain
 from .features.separable import separate
-from .hilbert.capacitance import root
 from .hilbert.functions import draw_posterior_functions
 from .hilbert.kernel import HilbertKernel
 from .hilbert.prediction import split_covariance
 from .hilbert.sampled import random_twin, reject_failed_steps
 from .inference.arviz import inference_data, regression_to_arviz
 from .model.likelihoods.base import observe
+from .operators.capacitance import root
 
 try:
     import pyro

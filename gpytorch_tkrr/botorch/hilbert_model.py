@@ -24,10 +24,10 @@ from gpytorch.means import Mean
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
+from ..bases.domain import Domain
+from ..bases.index_set import FullTensor, HyperbolicCross, IndexSet
 from ..errors import ApproximationWarning, SizeError
 from ..features.box import choose_domain, represented_lengthscales, suit_short_lengthscales
-from ..features.domain import Domain
-from ..features.index_set import FullTensor, HyperbolicCross, IndexSet
 from ..features.represented import MAX_MISSING
 from ..hilbert.distribution import ReducedRankNormal
 from ..hilbert.kernel import HilbertKernel

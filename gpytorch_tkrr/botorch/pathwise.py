@@ -27,11 +27,11 @@ from botorch.sampling.pathwise.utils import (
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from torch import Tensor
 
-from ..features.covariance import Covariance
-from ..hilbert.capacitance import root
-from ..hilbert.gram import weighted_product
+from ..bases.covariance import Covariance
 from ..hilbert.kernel import HilbertKernel
 from ..hilbert.weights import weight_mean
+from ..operators.capacitance import root
+from ..operators.gram import weighted_product
 from .hilbert_model import HilbertGPModel
 from .tkrr_model import TKRRModel
 

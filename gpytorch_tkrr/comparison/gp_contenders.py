@@ -18,8 +18,8 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 from torch import Tensor
 
+from ..bases.domain import Domain
 from ..errors import NotApplicableError
-from ..features.domain import Domain
 from ..hilbert.kernel import HilbertKernel
 from .contender import BATCH, Contender, Prediction, Scaler, register_contender
 

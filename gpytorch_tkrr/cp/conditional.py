@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..bases.covariance import Covariance
 from ..errors import InputError
-from ..features.covariance import Covariance
 from ..linalg import jittered_cholesky
 
 

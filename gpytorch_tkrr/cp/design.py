@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..bases.basis import Basis
 from ..data.source import Batch, RowFunction, Working, residuals
 from ..data.training import TrainingData
-from ..features.basis import Basis
 from .cells import Cells, DistinctValues, RowGroups
 from .moments import MomentTable
 from .sums import FactorSums, add_direct, add_grouped, chunk_rows

@@ -31,7 +31,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..features.covariance import Covariance
+from ..bases.covariance import Covariance
 from .conditional import Conditional, whitened_precision
 from .sums import FactorSums
 

@@ -1,7 +1,7 @@
 r"""The moment functions of a mode: those of its parts, and products between parts.
 
 Every product :math:`\phi_i \phi_j` of two functions of a basis is a combination of at most two moment functions
-:math:`\psi_k` (see :mod:`gpytorch_tkrr.features.basis`). Where a part has no product identity, or so few functions that
+:math:`\psi_k` (see :mod:`gpytorch_tkrr.bases.basis`). Where a part has no product identity, or so few functions that
 it does not pay, and for products between parts, the products themselves are the moment functions.
 
 All arrays are function-major, `(functions, N)`, and carry no gradients.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..features.basis import Basis, ConcatenatedBasis
+from ..bases.basis import Basis, ConcatenatedBasis
 
 
 class MomentTable:
@@ -26,7 +26,7 @@ class MomentTable:
 
     Example:
         >>> import torch
-        >>> from gpytorch_tkrr.features.basis import SineBasis
+        >>> from gpytorch_tkrr.bases.basis import SineBasis
         >>> from gpytorch_tkrr.cp.moments import MomentTable
         >>> table = MomentTable(SineBasis(0.0, 1.0, 40))
         >>> table.num_functions, table.num_moments

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..bases.covariance import Covariance
 from ..data.source import Batch
-from ..features.covariance import Covariance
 from .conditional import Conditional
 from .design import Design
 

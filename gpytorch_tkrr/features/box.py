@@ -17,13 +17,13 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from ..bases.domain import Domain, as_inputs
+from ..bases.index_set import FullTensor
 from ..errors import SizeError, UnsupportedKernelError
 from . import cosine, symmetric, task_table  # noqa: F401  they register their kernels
 from .bessel import periodic_variances
-from .domain import Domain, as_inputs
 from .expansion import Box, Expansion, OneInput, Sines, expand
 from .finite import PeriodicTerm
-from .index_set import FullTensor
 from .separable import SpectralTerm, separate
 from .spectral import node_density
 

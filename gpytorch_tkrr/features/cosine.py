@@ -11,7 +11,7 @@ import torch
 from gpytorch.kernels import CosineKernel
 from torch import Tensor
 
-from .basis import Basis
+from ..bases.basis import Basis
 from .expansion import Term
 from .finite import of_column, register_finite_basis
 

@@ -18,9 +18,9 @@ from gpytorch import kernels
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from .basis import Basis, SineBasis
-from .covariance import Covariance, block_diagonal, kronecker
-from .index_set import IndexSet
+from ..bases.basis import Basis, SineBasis
+from ..bases.covariance import Covariance, block_diagonal, kronecker
+from ..bases.index_set import IndexSet
 from .spectral import node_density, node_has_density
 from .tree import ColumnByColumn, FiniteBasis, Node, Structure, unsupported
 

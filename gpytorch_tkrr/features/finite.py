@@ -15,8 +15,8 @@ from gpytorch import kernels
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from ..bases.basis import FourierBasis, MonomialBasis
 from ..errors import UnsupportedKernelError
-from .basis import FourierBasis, MonomialBasis
 from .bessel import periodic_variances
 from .expansion import Expansion, OneInput, Product, Sum, Term
 from .tree import FiniteBasis, check_kernel_class, register
@@ -44,7 +44,7 @@ def register_finite_basis(
         >>> import torch
         >>> from gpytorch.kernels import Kernel
         >>> from gpytorch_tkrr import Domain, HilbertKernel, register_finite_basis
-        >>> from gpytorch_tkrr.features.basis import MonomialBasis
+        >>> from gpytorch_tkrr.bases.basis import MonomialBasis
         >>> from gpytorch_tkrr.features.expansion import Term
         >>> class SquareKernel(Kernel):
         ...     def forward(self, x1, x2, diag=False, **params):

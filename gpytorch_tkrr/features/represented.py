@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .covariance import Covariance
+from ..bases.covariance import Covariance
 from .separable import Mode
 
 #: Up to this fraction of the prior variance may be missing without a warning; beyond it is warned about and made up

@@ -18,10 +18,10 @@ from gpytorch import kernels
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from ..bases.basis import Basis, ConcatenatedBasis, ConstantBasis, SineBasis
+from ..bases.covariance import Covariance, block_diagonal
+from ..bases.domain import Domain
 from ..errors import SizeError
-from .basis import Basis, ConcatenatedBasis, ConstantBasis, SineBasis
-from .covariance import Covariance, block_diagonal
-from .domain import Domain
 from .expansion import Product, Term
 from .spectral import node_density, node_has_density
 from .tree import FiniteBasis, Node, Structure, unsupported

@@ -6,8 +6,8 @@ import torch
 from gpytorch.kernels import IndexKernel
 from torch import Tensor
 
-from .basis import Basis
-from .covariance import Covariance
+from ..bases.basis import Basis
+from ..bases.covariance import Covariance
 from .expansion import Term
 from .finite import register_finite_basis
 

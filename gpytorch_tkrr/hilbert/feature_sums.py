@@ -19,14 +19,14 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
+from ..bases.covariance import Covariance
 from ..data.parallel import ONE_PROCESS, Processes
 from ..data.source import Source, checked_batches
 from ..errors import InputError
-from ..features.covariance import Covariance
 from ..features.expansion import Expansion, Scaled, Sum
-from .capacitance import capacitance_terms
+from ..operators.capacitance import capacitance_terms
+from ..operators.operator import HilbertLinearOperator
 from .kernel import HilbertKernel
-from .operator import HilbertLinearOperator
 from .prediction import split_covariance
 from .weights import WeightPosterior, weight_posterior
 
@@ -163,7 +163,7 @@ def collect_sums(kernel: Kernel, source: Source, processes: Processes = ONE_PROC
     """
     The sums of a kernel's features, in one pass over the rows.
 
-    :param kernel: Evaluates to a :class:`~gpytorch_tkrr.hilbert.operator.HilbertLinearOperator`.
+    :param kernel: Evaluates to a :class:`~gpytorch_tkrr.operators.operator.HilbertLinearOperator`.
     :param source: The rows of this process.
     :param processes: The processes that take part; the sums are those of all of them.
     """

@@ -14,13 +14,13 @@ from gpytorch.models import GP
 from linear_operator.operators import ConstantDiagLinearOperator, LinearOperator
 from torch import Tensor
 
+from ..bases.covariance import Covariance
 from ..data.parallel import as_processes
 from ..data.source import as_source
 from ..errors import InputError, NotFittedError, UnsupportedKernelError
-from ..features.covariance import Covariance
+from ..operators.operator import HilbertLinearOperator
 from .feature_sums import FeatureSums, collect_sums, hilbert_part, low_rank_part
 from .kernel import HilbertKernel
-from .operator import HilbertLinearOperator
 from .prediction import HilbertPredictionStrategy
 
 

@@ -18,6 +18,9 @@ from gpytorch.module import RandomModuleMixin
 from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, LinearOperator
 from torch import Tensor
 
+from ..bases.covariance import Covariance
+from ..bases.domain import Domain, as_inputs, as_rows
+from ..bases.index_set import MAX_FUNCTIONS, FullTensor, IndexSet, as_num_basis
 from ..errors import (
     ApproximationWarning,
     DomainError,
@@ -28,15 +31,12 @@ from ..errors import (
     UnsupportedKernelError,
 )
 from ..features.box import MAX_CHOSEN_FUNCTIONS
-from ..features.covariance import Covariance
-from ..features.domain import Domain, as_inputs, as_rows
 from ..features.expansion import Box, Expansion, Sines, expand
-from ..features.index_set import MAX_FUNCTIONS, FullTensor, IndexSet, as_num_basis
 from ..features.represented import MAX_MISSING, missing_fraction, missing_variance
-from .gram import GramCache
-from .lazy_operators import HilbertCrossLinearOperator, RefusedLinearOperator
+from ..operators.gram import GramCache
+from ..operators.lazy_operators import HilbertCrossLinearOperator, RefusedLinearOperator
+from ..operators.operator import HilbertLinearOperator
 from .multitask import ReducedRankKernel, evaluate_as_training, keep_structure_of_tasks
-from .operator import HilbertLinearOperator
 from .prediction import HilbertPredictionStrategy
 from .sampled import random_twin, reject_failed_steps
 from .tolerance import Tolerance

@@ -31,10 +31,10 @@ from torch import Tensor
 
 from ..errors import UnsupportedKernelError
 from ..linalg import robust_cholesky
-from .lazy_operators import HadamardCrossLinearOperator, RefusedLinearOperator
-from .operator import HilbertLinearOperator
+from ..operators.lazy_operators import HadamardCrossLinearOperator, RefusedLinearOperator
+from ..operators.operator import HilbertLinearOperator
+from ..operators.task_operators import HilbertTaskNoiseLinearOperator, all_tasks, one_task_each, split_tasks
 from .prediction import HilbertPredictionStrategy
-from .task_operators import HilbertTaskNoiseLinearOperator, all_tasks, one_task_each, split_tasks
 from .transparent import TransparentKernel
 from .weights import WeightPosterior, whitened_posterior
 

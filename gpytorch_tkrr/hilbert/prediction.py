@@ -22,8 +22,8 @@ from gpytorch.utils.memoize import cached, clear_cache_hook
 from linear_operator.operators import DiagLinearOperator, LinearOperator, ZeroLinearOperator
 from torch import Tensor
 
-from .lazy_operators import RefusedLinearOperator
-from .operator import HilbertAddedDiagLinearOperator, HilbertLinearOperator, data_precision
+from ..operators.lazy_operators import RefusedLinearOperator
+from ..operators.operator import HilbertAddedDiagLinearOperator, HilbertLinearOperator, data_precision
 from .weights import WeightPosterior, weight_posterior
 
 

@@ -10,10 +10,10 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+from ..bases.covariance import Covariance
+from ..bases.domain import Domain
 from ..errors import UnsupportedKernelError
 from ..features.box import MAX_CHOSEN_FUNCTIONS, basis_size, needed_basis
-from ..features.covariance import Covariance
-from ..features.domain import Domain
 from ..features.expansion import Expansion
 
 #: By which factor lengthscales may grow or shrink before box and counts are chosen again: this for one input, its D-th

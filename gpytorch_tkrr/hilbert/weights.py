@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..features.covariance import Covariance
-from .capacitance import capacitance_factor, root
+from ..bases.covariance import Covariance
+from ..operators.capacitance import capacitance_factor, root
 
 
 class WeightPosterior(NamedTuple):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..bases.covariance import covariance_state, covariances_from_state
 from ..cp.conditional import Conditional, whitened_precision
 from ..cp.design import Design
 from ..cp.evidence import FactorData
@@ -28,7 +29,6 @@ from ..data.progress import progress_bar
 from ..data.source import Batch
 from ..data.training import TrainingData
 from ..errors import ConstraintWarning, ConvergenceWarning, InputError, StalePosteriorWarning
-from ..features.covariance import covariance_state, covariances_from_state
 from ..features.represented import range_grids
 from ..features.separable import SeparableKernel
 from ..model.laplace import LaplacePosterior, laplace_blocks

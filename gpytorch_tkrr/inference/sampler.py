@@ -35,11 +35,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..bases.covariance import Covariance
 from ..cp.conditional import Conditional
 from ..cp.design import Design
 from ..cp.evidence import FactorData
 from ..data.source import RowFunction
-from ..features.covariance import Covariance
 from ..features.represented import MAX_MISSING, ModeGrid
 from ..features.separable import SeparableKernel
 from ..model.likelihoods.base import Augmentation, Parameters

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..bases.covariance import Covariance
 from ..cp.evidence import FactorData, FactorEvidence
-from ..features.covariance import Covariance
 from ..features.represented import MAX_LEARNED_MISSING, ModeGrid
 from ..features.separable import SeparableKernel
 from ..linalg import jittered_cholesky

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..features.basis import Basis
+from ..bases.basis import Basis
 from .posterior import Posterior
 
 

@@ -110,7 +110,7 @@ class UniformMeasure(Measure):
     Example:
         >>> import torch
         >>> import gpytorch_tkrr as tkrr
-        >>> from gpytorch_tkrr.features.basis import MonomialBasis
+        >>> from gpytorch_tkrr.bases.basis import MonomialBasis
         >>> measure = tkrr.UniformMeasure(torch.tensor([0.0]), torch.tensor([6.0]))
         >>> mean, covariance = measure.moments(0, MonomialBasis())
         >>> round(mean.item(), 6), round(covariance.item(), 6)

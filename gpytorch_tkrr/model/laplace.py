@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..bases.basis import Basis
+from ..bases.covariance import Covariance, covariance_state, covariances_from_state
 from ..cp.conditional import Conditional, whitened_precision
 from ..cp.design import Design
 from ..cp.penalty import Penalty
 from ..cp.weights import CPWeights, all_products_but_one, clamped_exp
 from ..errors import NotFittedError
-from ..features.basis import Basis
-from ..features.covariance import Covariance, covariance_state, covariances_from_state
 from .posterior import Posterior
 
 #: Laplace blocks are stored in a `state_dict` up to this many bytes; larger ones are recomputed from data.

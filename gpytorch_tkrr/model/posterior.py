@@ -16,8 +16,8 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..features.basis import Basis
-from ..hilbert.operator import HilbertLinearOperator, diagonal_for
+from ..bases.basis import Basis
+from ..operators.operator import HilbertLinearOperator, diagonal_for
 
 #: Values of all components of all functions that are held at once: 256 MB.
 MAX_ENTRIES = 2**25
@@ -169,7 +169,7 @@ class PosteriorCovariance(LinearOperator):
 
     Variances and products with vectors go through the root in chunks of rows, so that memory does not grow with the
     number of points times the rank. All else forms the root and goes on with a
-    :class:`~gpytorch_tkrr.hilbert.operator.HilbertLinearOperator`.
+    :class:`~gpytorch_tkrr.operators.operator.HilbertLinearOperator`.
 
     :param x: Inputs `(..., n, D)`; results have their dtype.
     :param posterior: The posterior.

@@ -9,10 +9,10 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from ..bases.domain import Domain
 from ..data.training import Summary
 from ..errors import DomainError, InputError, SeparableKernelWarning
 from ..features.box import choose_box
-from ..features.domain import Domain
 from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel
 from .anova import anova_kernel
 from .warp import InputWarp

@@ -17,6 +17,9 @@ from gpytorch.models import GP
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
+from ..bases.basis import Basis
+from ..bases.domain import Domain, as_inputs, at_least_single
+from ..bases.index_set import as_num_basis
 from ..cp.design import Design
 from ..cp.penalty import PENALTIES, FrobeniusPenalty, Penalty
 from ..data.parallel import ONE_PROCESS, Processes, as_processes
@@ -30,9 +33,6 @@ from ..errors import (
     SizeError,
     StalePosteriorWarning,
 )
-from ..features.basis import Basis
-from ..features.domain import Domain, as_inputs, at_least_single
-from ..features.index_set import as_num_basis
 from ..features.represented import MAX_MISSING, ModeGrid, missing_of_modes, range_grids
 from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, separate
 from .anova import anova_kernel

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpytorch_tkrr.bases.basis import Basis, ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
 from gpytorch_tkrr.cp.cells import Cells, DistinctValues
 from gpytorch_tkrr.cp.moments import MomentTable
-from gpytorch_tkrr.features.basis import Basis, ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
 
 BASES = {
     "sines": SineBasis(0.0, 1.5, 40),

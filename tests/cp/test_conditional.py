@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gpytorch_tkrr.bases.covariance import Covariance
 from gpytorch_tkrr.cp.conditional import Conditional, whitened_precision
 from gpytorch_tkrr.errors import InputError
-from gpytorch_tkrr.features.covariance import Covariance
 
 
 @pytest.mark.parametrize("mixing", [None, torch.randn(3, 3, dtype=torch.float64)], ids=["diagonal", "dense"])

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gpytorch_tkrr.bases.basis import ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
 from gpytorch_tkrr.cp.design import Design
 from gpytorch_tkrr.data.source import TensorSource
 from gpytorch_tkrr.data.training import TrainingData
-from gpytorch_tkrr.features.basis import ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
 
 N, R = 700, 3
 BASES = [

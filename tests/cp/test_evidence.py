@@ -7,8 +7,8 @@ from models import gaussian, rbf
 from torch.distributions import MultivariateNormal
 
 import gpytorch_tkrr as tkrr
+from gpytorch_tkrr.bases.covariance import Covariance
 from gpytorch_tkrr.cp.evidence import FactorData, FactorEvidence
-from gpytorch_tkrr.features.covariance import Covariance
 
 
 def random_problem(dense=False, num_rows=30, rank=2, size=4):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from chebyshev import ChebyshevBasis
 
+from gpytorch_tkrr.bases.basis import ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
 from gpytorch_tkrr.cp.moments import MomentTable
-from gpytorch_tkrr.features.basis import ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
 
 BASES = {
     "sines": SineBasis(0.1, 1.2, 12),

@@ -19,8 +19,8 @@ from gpytorch.kernels import (
     SpectralMixtureKernel,
 )
 
+from gpytorch_tkrr.bases.domain import Domain
 from gpytorch_tkrr.errors import SizeError, UnsupportedKernelError
-from gpytorch_tkrr.features.domain import Domain
 from gpytorch_tkrr.features.separable import separate
 from gpytorch_tkrr.model.anova import anova_kernel
 

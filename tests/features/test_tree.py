@@ -30,7 +30,7 @@ from gpytorch_tkrr import (
     anova_kernel,
     register_finite_basis,
 )
-from gpytorch_tkrr.features.basis import Basis, MonomialBasis
+from gpytorch_tkrr.bases.basis import Basis, MonomialBasis
 from gpytorch_tkrr.features.expansion import Term
 from gpytorch_tkrr.features.separable import separate
 from gpytorch_tkrr.features.tree import Node

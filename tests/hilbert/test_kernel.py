@@ -24,9 +24,9 @@ from gpytorch_tkrr import (
     TotalDegree,
     UnsupportedKernelError,
 )
-from gpytorch_tkrr.hilbert.lazy_operators import HilbertCrossLinearOperator
-from gpytorch_tkrr.hilbert.operator import HilbertLinearOperator
 from gpytorch_tkrr.hilbert.prediction import split_covariance
+from gpytorch_tkrr.operators.lazy_operators import HilbertCrossLinearOperator
+from gpytorch_tkrr.operators.operator import HilbertLinearOperator
 
 
 def rbf(lengthscale, **kwargs):

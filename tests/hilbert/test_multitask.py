@@ -31,9 +31,9 @@ from gpytorch_tkrr import (
     UnsupportedKernelError,
 )
 from gpytorch_tkrr.hilbert.multitask import TaskPredictionStrategy
-from gpytorch_tkrr.hilbert.operator import HilbertAddedDiagLinearOperator, HilbertLinearOperator
 from gpytorch_tkrr.hilbert.prediction import HilbertPredictionStrategy
-from gpytorch_tkrr.hilbert.task_operators import HilbertTaskLinearOperator, HilbertTaskNoiseLinearOperator
+from gpytorch_tkrr.operators.operator import HilbertAddedDiagLinearOperator, HilbertLinearOperator
+from gpytorch_tkrr.operators.task_operators import HilbertTaskLinearOperator, HilbertTaskNoiseLinearOperator
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning"),

@@ -11,10 +11,10 @@ import torch
 from gpytorch.kernels import AdditiveKernel, ConstantKernel, ProductKernel, RBFKernel, ScaleKernel
 
 from gpytorch_tkrr import Domain
+from gpytorch_tkrr.bases.covariance import Covariance
 from gpytorch_tkrr.cp.design import Design
 from gpytorch_tkrr.data.source import TensorSource
 from gpytorch_tkrr.data.training import TrainingData
-from gpytorch_tkrr.features.covariance import Covariance
 from gpytorch_tkrr.features.separable import separate
 from gpytorch_tkrr.inference.hyperparameters import Hyperparameters
 from gpytorch_tkrr.inference.sampler import FactorConditional, GibbsSampler, GibbsState

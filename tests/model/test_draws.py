@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpytorch_tkrr.features.basis import SineBasis
+from gpytorch_tkrr.bases.basis import SineBasis
 from gpytorch_tkrr.model import posterior as posterior_module
 from gpytorch_tkrr.model.draws import DrawsPosterior
 

@@ -19,7 +19,7 @@ from gpytorch_tkrr import (
     main_effects,
     sobol_indices,
 )
-from gpytorch_tkrr.features.basis import ConcatenatedBasis, ConstantBasis, MonomialBasis, SineBasis
+from gpytorch_tkrr.bases.basis import ConcatenatedBasis, ConstantBasis, MonomialBasis, SineBasis
 
 
 def _model(dtype: torch.dtype = torch.float64) -> TKRR:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpytorch_tkrr.features.basis import Basis
+from gpytorch_tkrr.bases.basis import Basis
 
 
 class ChebyshevBasis(Basis):

@@ -6,7 +6,7 @@ import torch
 from gpytorch.kernels import IndexKernel
 
 from gpytorch_tkrr import register_finite_basis
-from gpytorch_tkrr.features.basis import Basis
+from gpytorch_tkrr.bases.basis import Basis
 from gpytorch_tkrr.features.expansion import Term
 
 

@@ -26,7 +26,7 @@ class Covariance:
 
     Example:
         >>> import torch
-        >>> from gpytorch_tkrr.features.covariance import Covariance
+        >>> from gpytorch_tkrr.bases.covariance import Covariance
         >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]], dtype=torch.float64)
         >>> covariance = Covariance.from_matrix(matrix)
         >>> torch.allclose(covariance.to_dense(), matrix)

@@ -26,8 +26,8 @@ from linear_operator.utils.getitem import _equal_indices, _is_noop_index
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
+from ..bases.covariance import Covariance, block_diagonal
 from ..errors import DenseFallbackWarning, SizeError
-from ..features.covariance import Covariance, block_diagonal
 from ..features.expansion import concatenate
 from ..linalg import robust_cholesky
 from .capacitance import capacitance_factor, capacitance_terms, root
@@ -63,7 +63,7 @@ class HilbertLinearOperator(LinearOperator):
 
     Example:
         >>> import torch
-        >>> from gpytorch_tkrr.hilbert.operator import HilbertLinearOperator
+        >>> from gpytorch_tkrr.operators.operator import HilbertLinearOperator
         >>> covariance = HilbertLinearOperator(torch.eye(3)[:, :2], torch.tensor([1.0, 2.0]))
         >>> covariance.to_dense()
         tensor([[1., 0., 0.],

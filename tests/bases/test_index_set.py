@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpytorch_tkrr import FullTensor, HyperbolicCross, SizeError, TotalDegree
-from gpytorch_tkrr.features.index_set import MAX_FUNCTIONS
+from gpytorch_tkrr.bases.index_set import MAX_FUNCTIONS
 
 RULES = {
     "full": (FullTensor(), lambda j: True),

@@ -1,6 +1,6 @@
 r"""The Gram matrix :math:`\Phi^\top W \Phi` of an expansion's features, with row weights, in float64.
 
-Where the one-dimensional functions have moment functions :math:`\psi` (see :mod:`gpytorch_tkrr.features.basis`), it
+Where the one-dimensional functions have moment functions :math:`\psi` (see :mod:`gpytorch_tkrr.bases.basis`), it
 follows from the moments :math:`\sum_n w_n \prod_d \psi_{k_d}(x_{nd})`: with M sines in one dimension, a cost of
 :math:`N (2 M + 1)` instead of :math:`N M^2`.
 

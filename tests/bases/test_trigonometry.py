@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpytorch_tkrr.features.trigonometry import (
+from gpytorch_tkrr.bases.trigonometry import (
     cosines,
     harmonics,
     sine_series,

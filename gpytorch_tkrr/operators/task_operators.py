@@ -24,7 +24,7 @@ from linear_operator.operators import (
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from ..features.covariance import kronecker
+from ..bases.covariance import kronecker
 from ..linalg import robust_cholesky
 from .capacitance import capacitance_terms
 from .gram import weighted_product
@@ -45,8 +45,8 @@ class HilbertTaskLinearOperator(HilbertLinearOperator):
 
     Example:
         >>> import torch
-        >>> from gpytorch_tkrr.hilbert.operator import HilbertLinearOperator
-        >>> from gpytorch_tkrr.hilbert.task_operators import HilbertTaskLinearOperator
+        >>> from gpytorch_tkrr.operators.operator import HilbertLinearOperator
+        >>> from gpytorch_tkrr.operators.task_operators import HilbertTaskLinearOperator
         >>> data = HilbertLinearOperator(torch.ones(2, 1), torch.ones(1))
         >>> HilbertTaskLinearOperator(data, torch.tensor([[1.0, 0.0], [2.0, 1.0]]), torch.tensor([0, 1])).to_dense()
         tensor([[1., 2.],

@@ -25,7 +25,7 @@ def cosines(theta: Tensor, num: int, *, out: Tensor | None = None) -> Tensor:
 
     Example:
         >>> import torch
-        >>> from gpytorch_tkrr.features.trigonometry import cosines
+        >>> from gpytorch_tkrr.bases.trigonometry import cosines
         >>> theta = torch.tensor([0.0, 3.0], dtype=torch.float64)
         >>> torch.allclose(cosines(theta, 3), torch.stack([torch.ones(2), theta.cos(), (2 * theta).cos()]))
         True

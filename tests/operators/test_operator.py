@@ -14,8 +14,8 @@ from linear_operator.test.linear_operator_test_case import (
 )
 
 from gpytorch_tkrr import DenseFallbackWarning, ReducedRankNormal
-from gpytorch_tkrr.hilbert.lazy_operators import HilbertCrossLinearOperator
-from gpytorch_tkrr.hilbert.operator import HilbertAddedDiagLinearOperator, HilbertLinearOperator
+from gpytorch_tkrr.operators.lazy_operators import HilbertCrossLinearOperator
+from gpytorch_tkrr.operators.operator import HilbertAddedDiagLinearOperator, HilbertLinearOperator
 
 # Upstream's suites index through sparse matrices and exercise deliberately ill-advised paths.
 pytestmark = [

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from gpytorch_tkrr.features.basis import ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
+from gpytorch_tkrr.bases.basis import ConcatenatedBasis, ConstantBasis, FourierBasis, MonomialBasis, SineBasis
 
 BASES = [
     SineBasis(0.3, 1.7, 6),

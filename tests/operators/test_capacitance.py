@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpytorch_tkrr.hilbert.capacitance import capacitance_terms
-from gpytorch_tkrr.hilbert.gram import GramCache
+from gpytorch_tkrr.operators.capacitance import capacitance_terms
+from gpytorch_tkrr.operators.gram import GramCache
 
 
 def make_inputs(batch_shape=()):

@@ -9,7 +9,7 @@ from linear_operator.operators import LinearOperator, MatmulLinearOperator, to_l
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from ..features.covariance import Covariance
+from ..bases.covariance import Covariance
 from ..features.expansion import Expansion
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpytorch_tkrr.features.covariance import Covariance, block_diagonal, kronecker
+from gpytorch_tkrr.bases.covariance import Covariance, block_diagonal, kronecker
 
 
 def diagonal():

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..features.covariance import Covariance
+from ..bases.covariance import Covariance
 from ..linalg import robust_cholesky
 
 
@@ -33,7 +33,7 @@ def capacitance_terms(variances: Tensor, gram: Tensor, rhs: Tensor) -> tuple[Ten
 
     Example:
         >>> import torch
-        >>> from gpytorch_tkrr.hilbert.capacitance import capacitance_terms
+        >>> from gpytorch_tkrr.operators.capacitance import capacitance_terms
         >>> one = torch.ones(1, dtype=torch.float64)
         >>> capacitance_terms(2 * one, one.view(1, 1), 2 * one.view(1, 1))  # log 3, and 2 * 2 / 3 * 2
         (tensor(1.0986, dtype=torch.float64), tensor([2.6667], dtype=torch.float64))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpytorch_tkrr import Domain, FullTensor, HilbertKernel, HyperbolicCross, TotalDegree
 from gpytorch_tkrr.features.expansion import OneInput, Term
-from gpytorch_tkrr.hilbert.gram import BATCH_ROWS, GramCache, differentiable_gram, gram
+from gpytorch_tkrr.operators.gram import BATCH_ROWS, GramCache, differentiable_gram, gram
 
 
 def make_expansion(dims, num_basis, index_set=None, base=None):

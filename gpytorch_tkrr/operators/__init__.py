@@ -1,0 +1,1 @@
+"""Low-rank covariance matrices as linear operators: Gram matrices, likelihoods, several tasks."""
