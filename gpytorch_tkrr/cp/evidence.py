@@ -160,8 +160,9 @@ class FactorEvidence:
         """
         rank, size = self.mean.shape
         norms = self.mean.norm(dim=1)
-        unit = (self.mean / norms.unsqueeze(-1))[norms > 0]
-        blocks = self.precision.reshape(rank, size, rank, size)[norms > 0][:, :, norms > 0]
-        of_sizes = Conditional(torch.einsum("rjsk,rj,sk->rs", blocks, unit, unit))
-        sizes = len(unit) - float(self.strength * of_sizes.covariance().diagonal().sum())
+        unit = self.mean.new_zeros(rank, size, rank)  # the direction of each component's size
+        unit.diagonal(dim1=0, dim2=2).copy_((self.mean / norms.unsqueeze(-1)).mT)
+        unit = unit.reshape(rank * size, rank)[:, norms > 0]
+        of_sizes = Conditional(unit.mT @ (self.precision @ unit))
+        sizes = unit.shape[1] - float(self.strength * of_sizes.covariance().diagonal().sum())
         return max(float(self._determined.diagonal().sum()) - sizes, 0.0)

@@ -209,6 +209,11 @@ def _at_noise_bound(model: TKRR, scale: float) -> str:
     )
 
 
+def _learns(sweep: int, last: int) -> bool:
+    """Whether hyperparameters move: not before one plain sweep, and in every other sweep after the first few."""
+    return last == 0 or 0 < sweep <= 4 or (sweep > 4 and sweep % 2 == 0)
+
+
 def _run(
     fit: ALSFit,
     result: ALSResult,
@@ -228,7 +233,7 @@ def _run(
         after_update()
     while result.sweeps < num_sweeps and not result.converged:
         before = result.objective[-1]
-        learns = fit.step is not None and (result.sweeps > 0 or last == 0)  # not before one plain sweep
+        learns = fit.step is not None and _learns(result.sweeps, last)
         for position, d in enumerate(order):
             fit.update(d, result.objective, learn=learns and (position < last or d == 0))  # once for each mode
             after_update()
@@ -473,7 +478,11 @@ class ALSFit:
         terms = {k: self._term(self.memories[k]) for k in sharers if k in self.memories}
         mixed = data.mixed(self.memories[d].form)
         terms[d].data = lambda: mixed
-        self.step(d, terms)
+        try:
+            self.step(d, terms)
+        except BaseException:  # Ctrl-C keeps the fit: not with hyperparameters that were only tried
+            self.step.undo()
+            raise
         for k in sharers:
             old, new = self.covariances[k], self.separable.modes[k].covariance()
             if not new.equals(old):

@@ -330,14 +330,15 @@ class Hyperparameters:
 
         :param i: Which one.
         """
-        u, step = self._coordinates[i], self.slots[i].step(1)
-        before = self._read_one(self.slots[i])
+        slot, u = self.slots[i], self._coordinates[i]
+        step, values = slot.step(1), slot.parameter.data.view(-1)
+        before, raw = self._read_one(slot), values[slot.position].clone()
         if not self.set([i], torch.tensor([u + step], dtype=torch.float64)):
             self.set([i], torch.tensor([u - step], dtype=torch.float64))
         try:
-            yield self._read_one(self.slots[i]) - before
+            yield self._read_one(slot) - before
         finally:
-            self.set([i], torch.tensor([u], dtype=torch.float64))
+            values[slot.position], self._coordinates[i] = raw, u
 
     def prior_draw(self, rng: np.random.Generator) -> Tensor:
         """

@@ -85,6 +85,7 @@ class HyperparameterStep:
         self.grids = [ModeGrid(mode, grid) for mode, grid in zip(separable.modes, grids, strict=True)]
         self.num_parameters: dict[int, float] = {}  # effective ones, of the modes visited so far
         self._spent: dict[int, float] = {}
+        self._before: tuple[Sequence[int], Tensor] = (), torch.empty(0)
         self.users = hyperparameters.variance_users
         self.common = hyperparameters.scale_users | hyperparameters.noise_users
 
@@ -121,14 +122,13 @@ class HyperparameterStep:
         index = sorted(self.users[d] | self.common)
         if not index:
             return
-        start = hyper.get(index)
-        try:
-            is_better = self._step(index, {k: terms[k] for k in self.sharers(d) if k in terms})
-        except BaseException:  # Ctrl-C keeps the fit: not with hyperparameters that were only tried
-            hyper.set(index, start)
-            raise
-        if not is_better:
-            hyper.set(index, start)
+        self._before = index, hyper.get(index)
+        if not self._step(index, {k: terms[k] for k in self.sharers(d) if k in terms}):
+            self.undo()
+
+    def undo(self) -> None:
+        """Take the last step back."""
+        self.hyperparameters.set(*self._before)
 
     def _step(self, index: Sequence[int], terms: Mapping[int, FactorTerm]) -> bool:
         """Try a step; False where it does not improve the objective."""

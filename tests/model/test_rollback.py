@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.cp.evidence import HyperparameterStep
 from gpytorch_tkrr.inference import gibbs
+from gpytorch_tkrr.inference.scoring import HyperparameterStep
 from gpytorch_tkrr.model.rollback import rollback_on_error
 
 
