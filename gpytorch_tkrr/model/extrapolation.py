@@ -24,6 +24,9 @@ from torch import Tensor
 from ..errors import ExtrapolationWarning
 from ..features.separable import SeparableKernel
 
+#: Models with the default kernel go on so far outside the range, as a fraction of its width; beyond it f is held.
+MARGIN = 0.1
+
 
 class TrainingRange:
     """
@@ -55,13 +58,15 @@ class TrainingRange:
         lower, upper = self.lower.to(x), self.upper.to(x)  # in the dtype of x: its rounding takes nothing outside
         return (x < lower) | (x > upper)
 
-    def nearest(self, x: Tensor) -> Tensor:
+    def nearest(self, x: Tensor, margin: float = 0.0) -> Tensor:
         """
         The nearest points within the range of every column, `(..., D)`.
 
         :param x: Inputs `(..., D)`.
+        :param margin: The range is widened on either side by this fraction of its width.
         """
-        return torch.minimum(torch.maximum(x, self.lower.to(x)), self.upper.to(x))
+        extra = margin * (self.upper - self.lower)
+        return torch.minimum(torch.maximum(x, (self.lower - extra).to(x)), (self.upper + extra).to(x))
 
     def warn(self, x: Tensor, action: str, weight: int = 1, stacklevel: int = 3) -> None:
         """

@@ -37,7 +37,7 @@ from ..features.represented import MAX_MISSING, ModeGrid, missing_of_modes, rang
 from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, separate
 from .anova import anova_kernel
 from .draws import DrawsPosterior
-from .extrapolation import TrainingRange
+from .extrapolation import MARGIN, TrainingRange
 from .laplace import LaplacePosterior, laplace_blocks
 from .likelihoods.base import Observation, observe
 from .posterior import Posterior, PosteriorCovariance
@@ -424,7 +424,7 @@ class TKRR(GP):
         over the draws, after :func:`~gpytorch_tkrr.fit_als` that of its Gaussian f. Variance of f that the basis does
         not represent is part of it. Rows outside the range of the training rows are announced, and flagged by
         `extrapolates`; f has at least the variance there that the prior has given f at the edge of the range. Where the
-        model has chosen kernel and box itself, its mean is that of the nearest point within the range.
+        model has chosen kernel and box itself, f is held from a tenth of the range's width outside on.
 
         :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension.
         :param rows: What the likelihood needs to know of each row: with a FixedNoiseGaussianLikelihood `noise=`, one
@@ -504,13 +504,14 @@ class TKRR(GP):
 
     def warped(self, x: Tensor) -> Tensor:
         """
-        Inputs as box and posterior see them. Where the model has chosen kernel and box itself, columns outside the
-        training range are moved to its edge: there f is held, since products of linear functions would run away.
+        Inputs as box and posterior see them. Where the model has chosen kernel and box itself, columns further outside
+        the training range than a tenth of its width are moved there: f is held, since products of linear functions
+        would run away.
 
         :param x: Inputs `(..., D)`.
         """
         if self.is_flat_outside and self.training_range is not None:
-            x = self.training_range.nearest(x)
+            x = self.training_range.nearest(x, MARGIN)
         return self._warped(x)
 
     def _warped(self, x: Tensor) -> Tensor:

@@ -424,6 +424,7 @@ def test_cp_conditioning_is_the_gaussian_update_of_its_covariance(optimizer):
     fit(model, optimizer=optimizer, optimizer_kwargs=settings)
     new_x, new_y = torch.rand(6, 2, dtype=torch.float64), torch.randn(6, 1, dtype=torch.float64)
     test_x = torch.rand(5, 2, dtype=torch.float64)
+    model.models[0].training_range = None  # the covariance of the weights, without what is added outside the range
     normal = model.models[0](torch.cat([new_x, test_x]))
     noise = model.likelihood.noise.item()
     mean, covariance = condition_densely(normal.mean, normal.covariance_matrix, 6, new_y.squeeze(-1), noise)
