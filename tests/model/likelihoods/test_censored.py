@@ -11,10 +11,10 @@ import scipy.integrate
 import scipy.stats
 import torch
 import torch.distributed
+from calibration import check_ranks_are_uniform
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.priors import LogNormalPrior
 from processes import run_processes
-from simulation import check_ranks_are_uniform
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.source import Batch

@@ -8,8 +8,8 @@ import pytest
 import scipy.stats
 import torch
 import torch.distributed
+from calibration import check_ranks_are_uniform
 from processes import run_processes
-from simulation import check_ranks_are_uniform
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.source import Batch

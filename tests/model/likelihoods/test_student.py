@@ -11,11 +11,11 @@ import scipy.special
 import scipy.stats
 import torch
 import torch.distributed
+from calibration import check_ranks_are_uniform
 from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.likelihoods import GaussianLikelihood, StudentTLikelihood
 from gpytorch.priors import GammaPrior, LogNormalPrior
 from processes import run_processes
-from simulation import check_ranks_are_uniform
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.source import Batch
