@@ -15,6 +15,7 @@ their other modes the best fit of the constant 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -155,9 +156,11 @@ class Effects:
             torch.cat([unit, left.mT.reshape(-1, num)]),
             torch.cat([unit, right.reshape(-1, num)]),
         )
+        # Where f has a scale of its own, such as the logarithm of a count, that of the targets says nothing about it.
+        scale = max(math.sqrt(design.data.summary.variance) / design.data.scale, 1.0)
         order = found.sizes.argsort(descending=True, stable=True)
         order = order[found.sizes[order] > 0]
-        return cls(found.sizes[order], found.modes[order], found.left[order], found.right[order])
+        return cls(found.sizes[order] / scale, found.modes[order], found.left[order], found.right[order])
 
 
 def near_constant(
