@@ -190,7 +190,8 @@ def to_arviz(mcmc: MCMC, gp: ExactGP | None = None, *, seed: int = 0) -> Any:
     :param mcmc: The run.
     :param gp: The Gaussian process whose hyperparameters were drawn, if its weights were integrated out. A function is
         then drawn from its posterior for every draw, and the log likelihood is that of each row given the function, as
-        for other models. Without it, whatever the Pyro model observes is reported.
+        for other models; the variance that its basis does not represent (`missing_variance`) counts as noise. Without
+        it, whatever the Pyro model observes is reported.
     :param seed: Seed of the drawn functions and of the replicated targets.
 
     Example:
@@ -222,18 +223,22 @@ def _collapsed_to_arviz(gp: ExactGP, samples: dict[str, Tensor], stats: dict[str
     shape = next(iter(samples.values())).shape[:2]
     flat = {site: values.flatten(0, 1) for site, values in samples.items()}
     generator = torch.Generator().manual_seed(seed)
-    functions, noise, observation = [], [], observe(gp.likelihood)
+    functions, noise, missing, observation = [], [], [], observe(gp.likelihood)
     for index in torch.arange(shape.numel()).split(DRAWS_AT_ONCE):
         twin = copy.deepcopy(gp)
         twin.pyro_load_from_samples({site: values[index] for site, values in flat.items()})
         functions.append(draw_posterior_functions(twin.eval(), 1, generator=generator))
         variance = twin.likelihood.noise.double()  # (S, 1) where it is drawn, (N,) where it is known for each row
         noise.append(variance.reshape(-1, variance.shape[-1]).mean(-1).expand(len(index)))
+        _, rest = split_covariance(twin.prediction_strategy._evaluate())
+        missing.append(torch.zeros_like(noise[-1]) if rest is None else rest.detach().mean(-1).expand(len(index)))
     values = {_parameter_name(site): draws.reshape(*shape, -1).squeeze(-1) for site, draws in samples.items()}
+    # What the functions do not represent is independent variance of the rows, beside the noise.
+    values["missing_variance"] = torch.cat(missing).unflatten(0, shape)
     return regression_to_arviz(
         lambda x: torch.cat([f(x).squeeze(0) for f in functions]).double().unflatten(0, shape),
         observation,
-        {"noise": torch.cat(noise).unflatten(0, shape)},
+        {"noise": torch.cat(noise).unflatten(0, shape) + values["missing_variance"]},
         observation.rows(len(gp.train_targets), True),
         values,
         gp.train_inputs[0],

@@ -33,6 +33,9 @@ NUM_DIRECTIONS = 3
 #: A function is taken as constant over the data where its variance is below this fraction of the mode's.
 MIN_VARIANCE = 1e-10
 
+#: Effects below this fraction of the strongest are rounding.
+MIN_SIZE = 1e-6
+
 #: Smallest ridge of the regression on main effects, for directions of unit variance.
 MIN_RIDGE = 1e-3
 
@@ -87,7 +90,7 @@ class Mode:
         """Functions of unit variance that carry the largest prior variance, `(Q, M)`; zeros where there are fewer."""
         values, vectors = torch.linalg.eigh(self.gram - self.mean.unsqueeze(-1) * self.mean)
         values, vectors = values[-NUM_DIRECTIONS:].flip(0), vectors[:, -NUM_DIRECTIONS:].flip(1).mT
-        vectors = vectors * vectors.gather(1, vectors.abs().argmax(1, keepdim=True)).sign()  # no sign by chance
+        vectors = vectors * _signs(vectors)
         varies = values > MIN_VARIANCE * self.gram.diagonal().sum()
         scale = torch.where(varies, values, torch.ones_like(values)).rsqrt() * varies
         found = scale.unsqueeze(-1) * vectors
@@ -147,6 +150,8 @@ class Effects:
         blocks = pairs.reshape(num_dims, num, num_dims, num).transpose(1, 2)  # (D, D, Q, Q)
         first, second = torch.triu_indices(num_dims, num_dims, 1, device=means.device)
         left, sizes, right = torch.linalg.svd(blocks[first, second])  # (P, Q, Q), (P, Q), (P, Q, Q)
+        signs = _signs(left.mT)
+        left, right = left * signs.mT, right * signs
         main = coefficients[:-1].reshape(num_dims, num)
         main_sizes, alone = main.norm(dim=-1), torch.arange(num_dims, device=means.device)
         unit = main / torch.where(main_sizes > 0, main_sizes, torch.ones_like(main_sizes)).unsqueeze(-1)
@@ -158,8 +163,9 @@ class Effects:
         )
         # Where f has a scale of its own, such as the logarithm of a count, that of the targets says nothing about it.
         scale = max(math.sqrt(design.data.summary.variance) / design.data.scale, 1.0)
-        order = found.sizes.argsort(descending=True, stable=True)
-        order = order[found.sizes[order] > 0]
+        steps = (found.sizes / (MIN_SIZE * found.sizes.max().clamp(min=1e-300))).round()  # equal but for rounding
+        order = steps.argsort(descending=True, stable=True)
+        order = order[steps[order] > 0]
         return cls(found.sizes[order] / scale, found.modes[order], found.left[order], found.right[order])
 
 
@@ -184,7 +190,8 @@ def near_constant(
 def screened(design: Design, covariances: Sequence[Covariance], rank: int, generator: torch.Generator) -> list[Tensor]:
     """
     Components that are the strongest main effects and pairwise interactions, perturbed at random; where there are fewer
-    than R the others are near the constant function, with random sizes.
+    than R the others are near the constant function, with random sizes. All are where rows are so few
+    that the directions of every input explain the targets equally well.
 
     :param design: The rows.
     :param covariances: V of each mode.
@@ -192,6 +199,8 @@ def screened(design: Design, covariances: Sequence[Covariance], rank: int, gener
     :param generator: Source of random numbers.
     :return: Whitened weights, D tensors `(R, M_d)`.
     """
+    if design.data.summary.num_rows <= NUM_DIRECTIONS + 1:
+        return near_constant(design, covariances, rank, generator)
     modes = _modes(design, covariances)
     directions = [mode.directions() for mode in modes]
     means = torch.stack([each @ mode.mean for each, mode in zip(directions, modes, strict=True)])  # (D, Q)
@@ -209,6 +218,17 @@ def screened(design: Design, covariances: Sequence[Covariance], rank: int, gener
     others = slice(len(effects.sizes), None)
     factors[0][others] *= _sizes(rank, generator)[others].to(means)
     return factors
+
+
+def _signs(vectors: Tensor) -> Tensor:
+    """
+    Signs that make the first large entry of each vector positive, `(..., 1)`: an eigenvector's own is left to chance.
+
+    :param vectors: `(..., M)`.
+    """
+    large = vectors.abs() > vectors.abs().amax(-1, keepdim=True) / 2
+    first = large.to(vectors).argmax(-1, keepdim=True)
+    return torch.where(vectors.gather(-1, first) < 0, -1.0, 1.0).to(vectors)
 
 
 def _sizes(rank: int, generator: torch.Generator) -> Tensor:

@@ -24,6 +24,9 @@ from torch import Tensor
 from ..errors import ExtrapolationWarning
 from ..features.separable import SeparableKernel
 
+#: What lies outside by this fraction of the largest value is taken as rounding.
+ROUNDING = 1e-7
+
 #: Models with the default kernel go on so far outside the range, as a fraction of its width; beyond it f is held.
 MARGIN = 0.1
 
@@ -55,8 +58,9 @@ class TrainingRange:
 
         :param x: Inputs `(..., D)`.
         """
-        lower, upper = self.lower.to(x), self.upper.to(x)  # in the dtype of x: its rounding takes nothing outside
-        return (x < lower) | (x > upper)
+        # Rounding to single precision takes nothing outside.
+        slack = ROUNDING * torch.maximum(self.upper.abs(), self.lower.abs())
+        return (x < (self.lower - slack).to(x)) | (x > (self.upper + slack).to(x))
 
     def nearest(self, x: Tensor, margin: float = 0.0) -> Tensor:
         """

@@ -351,11 +351,10 @@ def test_number_of_functions_travels_in_the_state_dict():
     torch.testing.assert_close(fresh.eval()(x).mean, model(x).mean)
 
 
-def test_likelihoods_that_are_not_gaussian_or_bernoulli_are_refused():
+def test_likelihoods_that_are_not_known_are_refused():
     x, y = make_data()
-    for likelihood in (gpytorch.likelihoods.StudentTLikelihood(), gpytorch.likelihoods.LaplaceLikelihood()):
-        with pytest.raises(tkrr.InputError, match="GaussianLikelihood"):
-            tkrr.TKRR(x, y, likelihood)
+    with pytest.raises(tkrr.InputError, match="GaussianLikelihood"):
+        tkrr.TKRR(x, y, gpytorch.likelihoods.LaplaceLikelihood())
     with pytest.raises(tkrr.InputError, match="batch_shape"):
         tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(batch_shape=torch.Size([2])))
     with pytest.raises(tkrr.InputError, match="floating-point"):
