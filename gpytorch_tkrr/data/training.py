@@ -219,9 +219,9 @@ class TrainingData:
 
 def _require_moderate(summary: Summary) -> None:
     """An error for inputs and targets whose squares, or those of their range, floating-point numbers cannot hold."""
-    size = torch.maximum(summary.lower.abs(), summary.upper.abs())
+    largest = torch.maximum(summary.lower.abs(), summary.upper.abs())
     width = summary.upper - summary.lower
-    extreme = (size > LARGEST) | ((width > 0) & (width < 1 / LARGEST))
+    extreme = (largest > LARGEST) | ((width > 0) & (width < 1 / LARGEST))
     if extreme.any():
         column = int(extreme.nonzero()[0, 0])
         raise InputError(
@@ -230,7 +230,8 @@ def _require_moderate(summary: Summary) -> None:
             f"{1 / LARGEST:g}, overflow when they are squared."
         )
     deviation = math.sqrt(summary.variance) if math.isfinite(summary.variance) else math.inf
-    if max(abs(summary.mean), deviation) > LARGEST or 0 < deviation < 1 / LARGEST:
+    size = max(abs(summary.mean), deviation)  # the deviation of tiny targets is lost, their mean is not
+    if size > LARGEST or 0 < deviation < 1 / LARGEST or 0 < size < 1 / LARGEST:
         raise InputError(
             f"The targets have the mean {summary.mean:.3g} and the standard deviation {deviation:.3g}. Scale them: "
             f"values beyond {LARGEST:g}, and deviations below {1 / LARGEST:g}, overflow when they are squared."
