@@ -138,9 +138,9 @@ def test_three_passes_before_the_first_sweep_and_one_for_each_update(name, monke
 
 
 def test_a_file_is_read_once(tmp_path, monkeypatch):
+    pytest.importorskip("pandas")
     from gpytorch_tkrr.comparison.saved_model import fit_file
 
-    pytest.importorskip("pandas")
     x, y = make_data()
     import numpy as np
 

@@ -100,6 +100,7 @@ def test_what_lies_beyond_a_limit_is_found(dtype):
 
 
 def test_flags_of_rows_are_limits_of_rows():
+    pytest.importorskip("arviz")
     x, y, _ = limited()
     flags = (y >= 101).int()
     by_limit = fit((x, y), tkrr.CensoredLikelihood(high=101.0))

@@ -103,6 +103,7 @@ def test_ranks_are_uniform():
 
 
 def test_classes_are_predicted():
+    pytest.importorskip("arviz")
     x, y, f = graded()
     result = fit((x, y))
     model = result.model

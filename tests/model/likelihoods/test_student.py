@@ -143,6 +143,7 @@ def test_ranks_are_uniform():
 
 
 def test_outliers_do_not_disturb():
+    pytest.importorskip("arviz")
     x, y, f = outliers()
     result = fit((x, y))
     posterior = result.posterior
