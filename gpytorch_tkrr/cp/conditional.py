@@ -10,11 +10,16 @@ Weights are whitened throughout because :math:`V^{-1}` overflows for smooth kern
 from __future__ import annotations
 
 import torch
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from ..bases.covariance import Covariance
 from ..errors import InputError
 from ..linalg import jittered_cholesky
+
+#: Fractions of the largest diagonal element that are added to all of them, one after the other, where sums over data
+#: have lost the small ones by rounding: functions that vanish at all rows, with next to no noise.
+FLOORS = (0.0, 1e-14, 1e-12, 1e-10, 1e-8)
 
 
 def whitened_precision(gram: Tensor, covariance: Covariance, prior: Tensor) -> Tensor:
@@ -44,8 +49,18 @@ class Conditional:
     """
 
     def __init__(self, precision: Tensor):
-        self.scale = _unit_scale(precision.diagonal())
-        self.factor, self.jitter = jittered_cholesky(precision * self.scale.unsqueeze(-1) * self.scale)
+        diagonal = precision.diagonal()
+        for floor in FLOORS:
+            self.scale = _unit_scale(diagonal + floor * diagonal.amax() if floor else diagonal)
+            scaled = precision * self.scale.unsqueeze(-1) * self.scale
+            if floor:
+                scaled.diagonal().fill_(1.0)
+            try:
+                self.factor, self.jitter = jittered_cholesky(scaled)
+                return
+            except NotPSDError:
+                if floor == FLOORS[-1]:
+                    raise
 
     @classmethod
     def from_gram(cls, gram: Tensor, weight: Tensor, prior: Tensor) -> Conditional:

@@ -48,3 +48,11 @@ def test_scales_far_apart_and_singular_matrices_are_factorised():
 def test_overflow_is_named():
     with pytest.raises(InputError, match="overflow"):
         Conditional(torch.full((2, 2), torch.inf, dtype=torch.float64))
+
+
+def test_a_function_that_rounding_has_lost_is_no_obstacle():
+    """Its diagonal element is rounding, smaller than its products with others may be."""
+    precision = torch.tensor([[1.0, 1e-9], [1e-9, 1e-20]], dtype=torch.float64)
+    solution = Conditional(precision).solve(torch.tensor([1.0, 0.0], dtype=torch.float64))
+    assert solution[0].item() == pytest.approx(1.0, rel=1e-2)
+    assert torch.isfinite(solution).all()
