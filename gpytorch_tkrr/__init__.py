@@ -44,6 +44,7 @@ from .hilbert.gp import HilbertGP
 from .hilbert.kernel import HilbertKernel
 from .inference.als import fit_als
 from .inference.gibbs import fit_gibbs
+from .inference.noise_choice import NoiseChoice, choose_noise
 from .inference.one_vs_rest import OneVsRest
 from .inference.results import ALSResult, GibbsResult
 from .model.anova import CenteredLinearKernel, anova_kernel
@@ -89,6 +90,7 @@ __all__ = [
     "InputWarp",
     "MainEffects",
     "NegativeBinomialLikelihood",
+    "NoiseChoice",
     "NotApplicableError",
     "NotFittedError",
     "NpySource",
@@ -114,6 +116,7 @@ __all__ = [
     "UniformMeasure",
     "UnsupportedKernelError",
     "anova_kernel",
+    "choose_noise",
     "compare",
     "draw_posterior_functions",
     "draw_prior_functions",
