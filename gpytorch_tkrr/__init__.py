@@ -36,6 +36,7 @@ from .errors import (
     TKRRWarning,
     UnsupportedKernelError,
 )
+from .features.categorical import CategoricalKernel, IndicatorKernel
 from .features.finite import register_finite_basis
 from .features.spectral import register_spectral_density, spectral_density
 from .hilbert.distribution import ReducedRankMultitaskNormal, ReducedRankNormal
@@ -64,6 +65,7 @@ __all__ = [
     "ApproximationWarning",
     "ArraySource",
     "CSVSource",
+    "CategoricalKernel",
     "CensoredLikelihood",
     "CenteredLinearKernel",
     "Checkpoint",
@@ -86,6 +88,7 @@ __all__ = [
     "HilbertKernel",
     "HyperbolicCross",
     "IndexSet",
+    "IndicatorKernel",
     "InputError",
     "InputWarp",
     "MainEffects",

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -42,6 +43,16 @@ class Basis(ABC):
         :param x: Inputs `(...)`.
         :return: Features `(..., M)`, float64, differentiable in `x`.
         """
+
+    def combine(self, x: Tensor, coefficients: Tensor) -> Tensor:
+        r"""
+        :math:`\sum_j a_{kj} \phi_j(x)`, differentiable in both.
+
+        :param x: Inputs `(...)`.
+        :param coefficients: a, `(K, M)`.
+        :return: `(..., K)`, float64.
+        """
+        return self(x) @ coefficients.mT
 
     def parameters(self) -> list[Tensor]:
         """Tensors that the functions depend on, beside the inputs."""
@@ -319,11 +330,12 @@ class ConcatenatedBasis(Basis):
     """
     Several bases of the same variable, one after the other.
 
-    :param bases: The parts.
+    :param bases: The parts; those of a concatenation are taken one by one.
     """
 
     def __init__(self, *bases: Basis):
-        self.bases = bases
+        nested = (basis.bases if isinstance(basis, ConcatenatedBasis) else (basis,) for basis in bases)
+        self.bases: tuple[Basis, ...] = tuple(part for parts in nested for part in parts)
 
     @property
     def num_functions(self) -> int:
@@ -341,6 +353,15 @@ class ConcatenatedBasis(Basis):
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([basis(x) for basis in self.bases], dim=-1)
+
+    def combine(self, x: Tensor, coefficients: Tensor) -> Tensor:
+        # One product for all parts whose values are needed anyway; indicators only select.
+        sizes = [basis.num_functions for basis in self.bases]
+        selects = [type(basis).combine is not Basis.combine for basis in self.bases]
+        if not any(selects):
+            return self(x) @ coefficients.mT
+        parts = zip(self.bases, coefficients.split(sizes, -1), strict=True)
+        return reduce(torch.add, (basis.combine(x, part) for basis, part in parts))
 
     def band(self, low: float, high: float) -> tuple[float, int] | None:
         bands = [basis.band(low, high) for basis in self.bases]

@@ -22,6 +22,9 @@ LARGEST = 1e100
 #: Rows that the sample of a summary holds at most.
 SAMPLE_ROWS = 16384
 
+#: A column with more distinct whole numbers than this is not listed as levels of a category.
+MAX_LEVELS = 1 << 16
+
 
 @dataclass
 class Summary:
@@ -40,6 +43,8 @@ class Summary:
     :param fingerprint: :math:`\sum_n \max(\pm y_n, 0) |x_{nd}|`, `(2, D)`, the same for the same rows in
         whatever order and batches.
     :param stride: The sample holds one row in so many.
+    :param levels: For each column its distinct values, in order, where all of them are whole numbers and not too many;
+        None for others.
 
     Example:
         >>> import torch, gpytorch_tkrr as tkrr
@@ -62,6 +67,7 @@ class Summary:
     sample_weight: Tensor
     fingerprint: Tensor
     stride: int = 1
+    levels: tuple[Tensor | None, ...] = ()
 
     def __post_init__(self):
         while self.sample.shape[0] > SAMPLE_ROWS:
@@ -79,7 +85,9 @@ class Summary:
         :param device: The device.
         """
         names = ("lower", "upper", "sample", "sample_weight", "fingerprint")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        moved = {name: getattr(self, name).to(device) for name in names}
+        levels = tuple(None if column is None else column.to(device) for column in self.levels)
+        return replace(self, levels=levels, **moved)
 
     def __add__(self, other: Summary) -> Summary:
         if self.num_dims != other.num_dims:
@@ -100,6 +108,7 @@ class Summary:
             torch.cat([part.sample_weight[rows] for part, rows in thinned]),
             self.fingerprint + other.fingerprint,
             stride,
+            tuple(map(_joined, self.levels, other.levels)),
         )
 
 
@@ -246,7 +255,30 @@ def _summary(batch: Batch) -> Summary:
     variance = float(weight @ (batch.y - mean) ** 2) / mass
     lower, upper = batch.x.amin(0), batch.x.amax(0)
     x, fingerprint = batch.x.clone(), _fingerprint(batch)
-    return Summary(batch.num_rows, x.shape[1], mean, variance, lower, upper, mass, x, weight, fingerprint)
+    levels = tuple(_levels(*column) for column in zip(batch.x.mT, lower, upper, strict=True))
+    return Summary(
+        batch.num_rows, x.shape[1], mean, variance, lower, upper, mass, x, weight, fingerprint, levels=levels
+    )
+
+
+def _levels(column: Tensor, lower: Tensor, upper: Tensor) -> Tensor | None:
+    """The distinct values of a column of whole numbers, where they lie close together or are few."""
+    head = column[:16]
+    if not bool((head == head.round()).all()) or not bool((column == column.round()).all()):
+        return None
+    if float(upper - lower) <= max(4 * len(column), MAX_LEVELS):
+        levels = (column - lower).long().bincount().nonzero().squeeze(-1) + lower
+    else:
+        levels = column.unique()
+    return levels if len(levels) <= MAX_LEVELS else None
+
+
+def _joined(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    """The levels of two parts of a column."""
+    if left is None or right is None:
+        return None
+    levels = torch.cat([left, right]).unique()
+    return levels if len(levels) <= MAX_LEVELS else None
 
 
 def _copy(batch: Batch) -> Batch:

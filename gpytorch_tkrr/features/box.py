@@ -22,10 +22,14 @@ from ..bases.index_set import FullTensor
 from ..errors import SizeError, UnsupportedKernelError
 from . import cosine, symmetric, task_table  # noqa: F401  they register their kernels
 from .bessel import periodic_variances
+from .categorical import require_levels
 from .expansion import Box, Expansion, OneInput, Sines, expand
 from .finite import PeriodicTerm
-from .separable import SpectralTerm, separate
+from .separable import SpectralTerm, has_levels, separate
 from .spectral import node_density
+
+#: The box of a category reaches so far beyond its first and its last level.
+LEVEL_MARGIN = 0.5
 
 #: `from_tolerance` refuses to choose more functions than this.
 MAX_CHOSEN_FUNCTIONS = 4_000
@@ -81,7 +85,9 @@ def choose_basis(kernel: Kernel, x: Tensor, tol: float) -> tuple[Domain, list[in
     :raises SizeError: Where more than `MAX_CHOSEN_FUNCTIONS` would be needed.
     """
     x = as_inputs(x)
-    domain, num_basis = needed_basis(kernel, x.amin(0), x.amax(0), tol)
+    lower, upper = x.amin(0), x.amax(0)
+    require_categories(kernel, x)
+    domain, num_basis = needed_basis(kernel, lower, upper, tol)
     size = basis_size(kernel, domain, num_basis)
     if size > MAX_CHOSEN_FUNCTIONS:
         raise SizeError(
@@ -92,6 +98,17 @@ def choose_basis(kernel: Kernel, x: Tensor, tol: float) -> tuple[Domain, list[in
             "small alpha) need the most."
         )
     return domain, num_basis
+
+
+def require_categories(kernel: Kernel, x: Tensor) -> None:
+    """
+    An error where a column that the kernel takes as a category has values that are no levels.
+
+    :param kernel: The kernel.
+    :param x: Inputs `(N, D)`.
+    """
+    _, leaves = _draft(kernel, x.amin(0), x.amax(0))
+    require_levels({d: bool((x[:, d] == x[:, d].round()).all()) for d in _categories(leaves)})
 
 
 @torch.no_grad()
@@ -108,7 +125,7 @@ def needed_basis(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float) -> tu
         raise ValueError(f"tol is a relative error between 0 and 1; got {tol}.")
     draft, leaves = _draft(kernel, lower, upper)
     axes = list(_axes(leaves, tol))
-    half_width = _half_widths(axes, (upper - lower) / 2)
+    half_width = _half_widths(axes, (upper - lower) / 2, _categories(leaves))
     num_basis = [1] * len(lower)
     for axis in axes:
         needed = _num_sines(axis, float(half_width[axis.column]))
@@ -144,7 +161,7 @@ def choose_domain(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float) -> D
     :param tol: The relative error, shared by all input dimensions.
     """
     draft, leaves = _draft(kernel, lower, upper)
-    return Domain(draft.center, _half_widths(list(_axes(leaves, tol)), (upper - lower) / 2))
+    return Domain(draft.center, _half_widths(list(_axes(leaves, tol)), (upper - lower) / 2, _categories(leaves)))
 
 
 @torch.no_grad()
@@ -164,6 +181,8 @@ def choose_box(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float, *, room
     modes = separate(kernel, Domain((lower + upper) / 2, unit), 1, lower.numel()).modes
     margins = [
         max([room * float(unit[d]), *(_margin(term, float(unit[d]), tol) for term in mode.spectral_terms())])
+        if not mode.is_categorical
+        else LEVEL_MARGIN
         for d, mode in enumerate(modes)
     ]
     return Domain((lower + upper) / 2, half_range + torch.tensor(margins, dtype=torch.float64, device=lower.device))
@@ -231,9 +250,18 @@ def _draft(kernel: Kernel, lower: Tensor, upper: Tensor) -> tuple[Box, list[tupl
     return box, list(expand(kernel, box).leaves())
 
 
-def _half_widths(axes: list[_Axis], half_range: Tensor) -> Tensor:
-    """Half widths `(D,)` that suffice for all axes; 1.5 times the range where none asks for more."""
+def _categories(leaves: list[tuple[Expansion, float]]) -> list[int]:
+    """The columns that are categories."""
+    return sorted({leaf.column for leaf, _ in leaves if isinstance(leaf, OneInput) and has_levels(leaf.term.basis)})
+
+
+def _half_widths(axes: list[_Axis], half_range: Tensor, categories: Sequence[int] = ()) -> Tensor:
+    """
+    Half widths `(D,)` that suffice for all axes; 1.5 times the range where none asks for more, and a little more than
+    the range of the levels of a category.
+    """
     half_width = torch.where(half_range > 0, 1.5 * half_range, torch.ones_like(half_range))
+    half_width[list(categories)] = half_range[list(categories)] + LEVEL_MARGIN
     for column in {axis.column for axis in axes}:
         half_width[column] = max(_half_width(axis, float(half_range[column])) for axis in axes if axis.column == column)
     return half_width

@@ -22,7 +22,7 @@ from ..bases.basis import Basis, SineBasis
 from ..bases.covariance import Covariance, block_diagonal, kronecker
 from ..bases.index_set import IndexSet
 from .spectral import node_density, node_has_density
-from .tree import ColumnByColumn, FiniteBasis, Node, Structure, unsupported
+from .tree import ColumnByColumn, FiniteBasis, Node, Side, Structure, unsupported
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,15 @@ class Box:
     half_width: Tensor
     num_basis: tuple[int, ...]
     index_set: IndexSet
+
+    def side(self, column: int) -> Side:
+        """
+        The box of one column.
+
+        :param column: Which.
+        """
+        i = self.columns.index(column)
+        return Side(self.center[i], self.half_width[i], self.num_basis[i])
 
     def select(self, columns: Sequence[int]) -> Box:
         """
@@ -436,8 +445,7 @@ def _expand(node: Node, box: Box) -> Expansion:
     if isinstance(kind, FiniteBasis):
         parts = []
         for column in node.free:
-            num_basis = box.num_basis[box.columns.index(column)]
-            parts.append(OneInput(column, kind.term(node.kernel, node.columns.index(column), num_basis)))
+            parts.append(OneInput(column, kind.make(node, column, box.side(column))))
         if len(parts) == 1:
             return parts[0]
         if kind.over_columns is None:

@@ -21,10 +21,11 @@ from torch import Tensor
 from ..bases.basis import Basis, ConcatenatedBasis, ConstantBasis, SineBasis
 from ..bases.covariance import Covariance, block_diagonal
 from ..bases.domain import Domain
+from ..bases.levels import LevelBasis
 from ..errors import SizeError
 from .expansion import Product, Term
 from .spectral import node_density, node_has_density
-from .tree import FiniteBasis, Node, Structure, unsupported
+from .tree import FiniteBasis, Node, Side, Structure, unsupported
 
 #: Number of sines per dimension where the user gives none.
 DEFAULT_NUM_BASIS = 20
@@ -180,6 +181,11 @@ class Mode:
         """M, the number of functions."""
         return self.basis.num_functions
 
+    @property
+    def is_categorical(self) -> bool:
+        """Whether the values of this input are levels of a category: numbers without an order."""
+        return has_levels(self.basis)
+
     def variances(self) -> Tensor:
         """Prior variances `(M,)`, float64, differentiable in the kernel's raw parameters."""
         return torch.cat([term.variances() for term in self.terms])
@@ -213,7 +219,8 @@ class Mode:
 
         :param tail: The fraction of a term's prior variance that may be left out.
         """
-        return max(_num_needed(term.variances(), tail) for term in self.terms)
+        counted = [term for term in self.terms if not has_levels(term.basis)]  # levels are as many as the box holds
+        return max((_num_needed(term.variances(), tail) for term in counted), default=1)
 
     def spectral_terms(self) -> list[SpectralTerm]:
         """The stationary summands, without their scales."""
@@ -228,6 +235,16 @@ class Mode:
             elif isinstance(term, MergedTerm):
                 stack.extend(term.terms)
         return found
+
+
+def has_levels(basis: Basis) -> bool:
+    """
+    Whether functions are those of a category.
+
+    :param basis: The functions.
+    """
+    parts = basis.bases if isinstance(basis, ConcatenatedBasis) else (basis,)
+    return any(isinstance(part, LevelBasis) for part in parts)
 
 
 def _num_needed(variances: Tensor, tail: float) -> int:
@@ -249,6 +266,11 @@ class SeparableKernel:
     modes: list[Mode]
     scales: list[kernels.ScaleKernel] = field(default_factory=list)
     radial: list[str] = field(default_factory=list)
+
+    @property
+    def categorical(self) -> list[int]:
+        """The input dimensions whose values are levels of a category."""
+        return [d for d, mode in enumerate(self.modes) if mode.is_categorical]
 
     def outputscale(self) -> Tensor:
         """The outermost output scale, a float64 scalar, differentiable."""
@@ -371,8 +393,11 @@ class _Splitter:
                 f"over {len(node.free)} input dimensions is not a product over them. Use one per dimension "
                 "(active_dims=(d,)), added to that dimension's kernel.",
             )
-        position = node.columns.index
-        return {d: [kind.term(node.kernel, position(d), self.sines[d].num_functions)] for d in node.free}
+        return {d: [kind.make(node, d, self._side(d))] for d in node.free}
+
+    def _side(self, d: int) -> Side:
+        basis = self.sines[d]
+        return Side(basis.center, basis.half_width, basis.num_functions)
 
     def _product(self, node: Node) -> Terms:
         children = node.children()

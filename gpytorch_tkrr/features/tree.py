@@ -60,6 +60,31 @@ class FiniteBasis:
     term: Callable[[Kernel, int, int], Any]
     over_columns: Callable[[list], Any] | None
 
+    def make(self, node: Node, column: int, side: Side) -> Any:
+        """
+        The functions and variances of one column.
+
+        :param node: The leaf.
+        :param column: The column.
+        :param side: Its box.
+        """
+        return self.term(node.kernel, node.columns.index(column), side.num_basis)
+
+
+@dataclass(frozen=True)
+class BasisOfBox(FiniteBasis):
+    """
+    A leaf whose functions are given by the box: the levels of a category.
+
+    :param term: As for :class:`FiniteBasis`, from the node, the column and its box.
+    :param over_columns: As for :class:`FiniteBasis`.
+    """
+
+    term: Callable[[Node, int, Side], Any]  # type: ignore[assignment]
+
+    def make(self, node: Node, column: int, side: Side) -> Any:
+        return self.term(node, column, side)
+
 
 @dataclass(frozen=True)
 class ColumnByColumn:
@@ -72,6 +97,21 @@ class ColumnByColumn:
     combine: Callable[[Node, list], Any]
 
 
+@dataclass(frozen=True)
+class Side:
+    """
+    What a box says about one column.
+
+    :param center: Its centre, a scalar.
+    :param half_width: Its half width.
+    :param num_basis: The number of sines.
+    """
+
+    center: Tensor
+    half_width: Tensor
+    num_basis: int
+
+
 Kind = Structure | Density | FiniteBasis | ColumnByColumn
 
 _KINDS: dict[type[Kernel], Kind] = {
@@ -82,6 +122,9 @@ _KINDS: dict[type[Kernel], Kind] = {
     kernels.AdditiveStructureKernel: Structure.COLUMN_SUM,
     kernels.ProductStructureKernel: Structure.COLUMN_PRODUCT,
 }
+
+#: Classes of libraries that are not imported here, by module and name.
+_NAMED_KINDS: dict[str, Kind] = {}
 
 #: Kernels whose meaning on one column is not their restriction to that column.
 _NOT_COLUMN_BY_COLUMN = (
@@ -103,6 +146,16 @@ def register(kernel_class: type[Kernel], kind: Kind) -> None:
     """
     check_kernel_class(kernel_class)
     _KINDS[kernel_class] = kind
+
+
+def register_by_name(name: str, kind: Kind) -> None:
+    """
+    Say what a kernel class of a library is that need not be installed.
+
+    :param name: Its module and its name, with a dot between them.
+    :param kind: What it is.
+    """
+    _NAMED_KINDS[name] = kind
 
 
 def check_kernel_class(kernel_class: Any) -> None:
@@ -171,8 +224,9 @@ class Node:
     def kind(self) -> Kind | None:
         """What the nearest registered class is, unless `forward` has been overridden since."""
         for cls in type(self.kernel).__mro__:
-            if cls in _KINDS:
-                return _KINDS[cls] if type(self.kernel).forward is cls.forward else None
+            kind = _KINDS.get(cls) or _NAMED_KINDS.get(f"{cls.__module__}.{cls.__qualname__}")
+            if kind is not None:
+                return kind if type(self.kernel).forward is getattr(cls, "forward", None) else None
         return None
 
     def __str__(self) -> str:

@@ -30,7 +30,7 @@ from ..errors import (
     TKRRError,
     UnsupportedKernelError,
 )
-from ..features.box import MAX_CHOSEN_FUNCTIONS
+from ..features.box import MAX_CHOSEN_FUNCTIONS, require_categories
 from ..features.expansion import Box, Expansion, Sines, expand
 from ..features.represented import MAX_MISSING, missing_fraction, missing_variance
 from ..operators.gram import GramCache
@@ -166,6 +166,7 @@ class HilbertKernel(ReducedRankKernel):
             columns = torch.cat([columns, bounds])
         if active_dims is not None:
             columns = columns[:, list(active_dims)]
+        require_categories(base_kernel, columns)
         tolerance = Tolerance(columns.amin(0), columns.amax(0), tol)
         domain, num_basis = tolerance.start(base_kernel)
         kernel = cls(base_kernel, domain.to(columns.device), num_basis, active_dims=active_dims)

@@ -2,6 +2,7 @@ r"""The recommended kernel of a CP-weight model, built from GPyTorch objects."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from linear_operator import to_dense
 from torch import Tensor, nn
 
 from ..errors import InputError, SizeError
+from ..features.categorical import IndicatorKernel
 from ..features.expansion import Sum
 from ..features.finite import LinearTerm, register_finite_basis
 
@@ -67,6 +69,7 @@ def anova_kernel(
     center: float | Tensor = 0.0,
     half_range: float | Tensor = 1.0,
     outputscale: float = 1.0,
+    categorical: Sequence[int] = (),
     dtype: torch.dtype | None = None,
 ) -> ScaleKernel:
     r"""
@@ -76,14 +79,16 @@ def anova_kernel(
         \bigl(c_d + \rho_d (x_d - m_d)(x'_d - m_d) + \alpha_d k_{\ell_d}(x_d, x'_d)\bigr).
 
     Multiplied out it is a sum over all subsets of the inputs, a functional analysis of variance: the constants let a
-    term ignore an input. Every summand is a GPyTorch kernel with its own raw parameters; change priors, constraints or
-    initial values as usual.
+    term ignore an input. For a category the factor is :math:`c_d + \alpha_d [x_d = x'_d]`
+    (:class:`~gpytorch_tkrr.IndicatorKernel`): levels have something in common, and each has a value of its own. Every
+    summand is a GPyTorch kernel with its own raw parameters; change priors, constraints or initial values as usual.
 
     :param num_dims: D.
     :param center: :math:`m`, the middle of the inputs, a number or `(D,)`.
     :param half_range: Half the range of the inputs, a number or `(D,)`: lengthscales start at half of it, and
         linear functions have their variance there.
     :param outputscale: The variance that f starts with in the middle of the inputs.
+    :param categorical: The dimensions whose inputs are levels of a category, whole numbers without an order.
     :param dtype: The dtype of its parameters, by default PyTorch's.
 
     Example:
@@ -91,9 +96,12 @@ def anova_kernel(
         >>> kernel = anova_kernel(2, half_range=3.0)
         >>> kernel.base_kernel.kernels[1].kernels[2].base_kernel.lengthscale.item()
         1.5
+        >>> len(anova_kernel(2, categorical=[1]).base_kernel.kernels[1].kernels)  # a constant, and levels
+        2
     """
     if num_dims < 1:
         raise SizeError(f"num_dims must be at least 1; got {num_dims}.")
+    categories = _checked_categories(categorical, num_dims)
     centers = _per_dimension("center", center, num_dims)
     half_ranges = _per_dimension("half_range", half_range, num_dims)
     # Variances beside a constant of 1. They fall with the number of inputs, and for many inputs so does their sum: the
@@ -106,13 +114,21 @@ def anova_kernel(
         half = half if half > 0 else 1.0
         constant = ConstantKernel(active_dims=(d,)).double()
         constant.constant = _double(1.0)
+        if d in categories:
+            levels = ScaleKernel(IndicatorKernel(active_dims=(d,))).double()
+            levels.outputscale = _double(slope)
+            factors.append(AdditiveKernel(constant, levels))
+            continue
         linear = CenteredLinearKernel(middle, active_dims=(d,)).double()
         linear.variance = _double(slope / half**2)
         smooth = ScaleKernel(RBFKernel(active_dims=(d,))).double()
         smooth.outputscale, smooth.base_kernel.lengthscale = _double(bend), _double(half / 2)
         factors.append(AdditiveKernel(constant, linear, smooth))
     kernel = ScaleKernel(ProductKernel(*factors) if num_dims > 1 else factors[0]).double()
-    kernel.outputscale = _double(outputscale / (1 + bend) ** num_dims)
+    num_categories = len(categories)
+    kernel.outputscale = _double(
+        outputscale / ((1 + bend) ** (num_dims - num_categories) * (1 + slope) ** num_categories)
+    )
     dtype = torch.get_default_dtype() if dtype is None else dtype
     for d, (factor, half) in enumerate(zip(factors, half_ranges, strict=True)):
         if not all(bool(torch.isfinite(parameter.to(dtype)).all()) for parameter in factor.parameters()):
@@ -121,6 +137,15 @@ def anova_kernel(
                 "input to moderate numbers, or use float64."
             )
     return kernel.to(dtype)
+
+
+def _checked_categories(categorical: Sequence[int], num_dims: int) -> set[int]:
+    categories = {int(d) for d in categorical}
+    if not all(0 <= d < num_dims for d in categories) or len(categories) < len(list(categorical)):
+        raise SizeError(
+            f"categorical must name different input dimensions from 0 to {num_dims - 1}; got {list(categorical)}."
+        )
+    return categories
 
 
 def _double(value: float) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -33,11 +33,13 @@ MARGIN = 0.1
 
 class TrainingRange:
     """
-    The smallest and the largest value of each column of the training rows.
+    The smallest and the largest value of each column of the training rows, and the levels of a category. Levels that
+    are not among these count as outside; f has its prior there, whatever the number of the level.
 
     :param lower: `(D,)`.
     :param upper: `(D,)`.
     :param variance: That of the targets.
+    :param levels: The levels seen of each column that is a category.
 
     Example:
         >>> import torch
@@ -48,8 +50,9 @@ class TrainingRange:
                 [False,  True]])
     """
 
-    def __init__(self, lower: Tensor, upper: Tensor, variance: float = 1.0):
+    def __init__(self, lower: Tensor, upper: Tensor, variance: float = 1.0, levels: Mapping[int, Tensor] | None = None):
         self.variance = variance
+        self.levels = {d: values.detach().double().cpu() for d, values in (levels or {}).items()}
         self.lower, self.upper = lower.detach().double().cpu(), upper.detach().double().cpu()
 
     def outside(self, x: Tensor) -> Tensor:
@@ -60,7 +63,10 @@ class TrainingRange:
         """
         # Rounding to single precision takes nothing outside.
         slack = ROUNDING * torch.maximum(self.upper.abs(), self.lower.abs())
-        return (x < (self.lower - slack).to(x)) | (x > (self.upper + slack).to(x))
+        outside = (x < (self.lower - slack).to(x)) | (x > (self.upper + slack).to(x))
+        for d, levels in self.levels.items():
+            outside[..., d] = ~torch.isin(x[..., d].detach().double(), levels.to(x.device))
+        return outside
 
     def nearest(self, x: Tensor, margin: float = 0.0) -> Tensor:
         """
@@ -70,7 +76,13 @@ class TrainingRange:
         :param margin: The range is widened on either side by this fraction of its width.
         """
         extra = margin * (self.upper - self.lower)
-        return torch.minimum(torch.maximum(x, (self.lower - extra).to(x)), (self.upper + extra).to(x))
+        inside = torch.minimum(torch.maximum(x, (self.lower - extra).to(x)), (self.upper + extra).to(x))
+        categories = list(self.levels)
+        return (
+            inside.index_copy(-1, torch.tensor(categories, device=x.device), x[..., categories])
+            if categories
+            else inside
+        )
 
     def warn(self, x: Tensor, action: str, weight: int = 1, stacklevel: int = 3) -> None:
         """
@@ -85,9 +97,10 @@ class TrainingRange:
         if not outside.any():
             return
         number, columns = int(outside.any(-1).sum()), outside.any(0).nonzero().flatten().tolist()
+        unseen = " or have levels never seen" if set(columns) & set(self.levels) else ""
         rows = f"{number} of {len(outside)} rows" if weight == 1 else f"About {weight * number} rows"
         warnings.warn(
-            f"{rows} lie outside the training range, in columns {columns}: {action}",
+            f"{rows} lie outside the training range{unseen}, in columns {columns}: {action}",
             ExtrapolationWarning,
             stacklevel=stacklevel,
         )

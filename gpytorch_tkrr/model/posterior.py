@@ -90,7 +90,7 @@ class Posterior(ABC):
         """`(n, D)` -> `(S, n)`."""
         product: Tensor | None = None
         for d, (basis, factor) in enumerate(zip(self.bases, self.factors, strict=True)):
-            projection = basis(x[:, d]) @ factor.reshape(self.num_draws * self.rank, -1).mT  # (n, S R)
+            projection = basis.combine(x[:, d], factor.reshape(self.num_draws * self.rank, -1))  # (n, S R)
             product = projection if product is None else product * projection
         assert product is not None
         return product.reshape(len(x), self.num_draws, self.rank).sum(-1).mT

@@ -13,7 +13,8 @@ from ..bases.domain import Domain
 from ..data.training import Summary
 from ..errors import DomainError, InputError, SeparableKernelWarning
 from ..features.box import choose_box
-from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel
+from ..features.categorical import require_levels
+from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, separate
 from .anova import anova_kernel
 from .warp import InputWarp
 
@@ -28,6 +29,7 @@ class Setup:
     :param warp: The input warp; None for none.
     :param num_basis: Numbers of sines.
     :param max_num_basis: How many each mode may get where they are adapted; None for no limit.
+    :param categorical: The columns that the default kernel takes as categories.
     """
 
     kernel: Kernel | None
@@ -35,6 +37,7 @@ class Setup:
     warp: InputWarp | None
     num_basis: int | tuple[int, ...]
     max_num_basis: tuple[int, ...] | None
+    categorical: tuple[int, ...] = ()
 
     def completed(
         self, summary: Summary, *, adapts_warp: bool, adapts_num_basis: bool, dtype: torch.dtype | None = None
@@ -48,9 +51,6 @@ class Setup:
         :param dtype: That of the default kernel.
         """
         warp, num_basis, max_num_basis, kernel = self.warp, self.num_basis, self.max_num_basis, self.kernel
-        if adapts_warp and warp is None:
-            found = InputWarp.from_data(summary.sample, summary.lower, summary.upper)
-            warp = found if found.columns.numel() else None
         if kernel is None and adapts_num_basis:
             max_num_basis = tuple(max(count, 2) for count in summary.num_distinct())
             num_basis = tuple(min(DEFAULT_NUM_BASIS, most) for most in max_num_basis)
@@ -60,12 +60,19 @@ class Setup:
                 center=(summary.upper + summary.lower) / 2,
                 half_range=(summary.upper - summary.lower) / 2,
                 outputscale=summary.variance or 1.0,
+                categorical=self.categorical,
                 dtype=dtype,
             ).to(summary.lower.device)
+        draft = Domain.from_bounds(summary.lower, summary.upper)
+        categories = separate(kernel, draft, 1, summary.num_dims).categorical
+        require_levels({d: summary.levels[d] is not None for d in categories})
+        if adapts_warp and warp is None:
+            found = InputWarp.from_data(summary.sample, summary.lower, summary.upper, keep=categories)
+            warp = found if found.columns.numel() else None
         domain = self.domain
         if domain is None:
             domain = choose_box(kernel, summary.lower, summary.upper, 0.01 / summary.num_dims)
-        return Setup(kernel, domain, warp, num_basis, max_num_basis)
+        return Setup(kernel, domain, warp, num_basis, max_num_basis, self.categorical)
 
 
 def check_num_dims(given: int, known: int | None) -> None:

@@ -33,6 +33,7 @@ from ..errors import (
     SizeError,
     StalePosteriorWarning,
 )
+from ..features.categorical import require_levels
 from ..features.represented import MAX_MISSING, ModeGrid, missing_of_modes, range_grids
 from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, separate
 from .anova import anova_kernel
@@ -72,6 +73,8 @@ class TKRR(GP):
     :param mean_module: The mean; by default a ConstantMean that a fit sets to the mean of the targets.
     :param warp: A map of the inputs that kernel and box see, not the mean. True for :meth:`InputWarp.from_data` of the
         training inputs; by default none.
+    :param categorical: The columns that the default kernel takes as categories: whole numbers without an order. A
+        kernel of your own says so itself (:class:`~gpytorch_tkrr.CategoricalKernel`).
 
     Example:
         >>> import torch, gpytorch
@@ -101,6 +104,7 @@ class TKRR(GP):
         domain: Domain | None = None,
         mean_module: Mean | None = None,
         warp: InputWarp | bool | None = None,
+        categorical: Sequence[int] = (),
     ):
         super().__init__()
         observe(likelihood).check()
@@ -113,6 +117,12 @@ class TKRR(GP):
         self.max_num_basis: tuple[int, ...] | None = None  # where it is adapted: no more than distinct values ask for
         self.mean_module = ConstantMean() if mean_module is None else mean_module
         self.fits_mean = mean_module is None
+        if kernel is not None and len(categorical):
+            raise InputError(
+                "categorical is for the default kernel. In a kernel of your own use CategoricalKernel or "
+                "IndicatorKernel for such columns."
+            )
+        self.categorical = tuple(int(d) for d in categorical)
         self.covar_module = kernel
         self.domain = domain
         self.warp = warp if isinstance(warp, InputWarp) else None
@@ -131,7 +141,7 @@ class TKRR(GP):
             self.train_inputs, self.train_targets = _checked(train_x, train_y)
             summary = TrainingData(self._source(), targets=self.observation.encode).summary
             self._choose(summary)
-            self.training_range = TrainingRange(summary.lower, summary.upper, summary.variance)
+            self.training_range = self._range_of(summary)
             if self.fits_mean:
                 self.mean_module.to(self.train_inputs[0])
         elif self.covar_module is not None and self.domain is not None and self._known_num_dims() is not None:
@@ -184,6 +194,7 @@ class TKRR(GP):
                 self._choose(summary)
             else:
                 check_inside(self.domain, summary.lower, summary.upper)
+                require_levels({d: summary.levels[d] is not None for d in self.separate_for(summary).categorical})
             if self.domain is not None and self.domain.num_dims is None:
                 self.domain = Domain(*self.domain.sides(summary.num_dims))
             if self.fits_mean:
@@ -192,14 +203,29 @@ class TKRR(GP):
             if self.training_range is not None:
                 action = "box and kernel were chosen for that range. They are learned from all the same."
                 self.training_range.warn(summary.sample, action, summary.stride, stacklevel=5)
-            self.training_range = TrainingRange(summary.lower, summary.upper, summary.variance)
+            self.training_range = self._range_of(summary)
         if isinstance(data, TrainingData):
             self.center(data)
+
+    def separate_for(self, summary: Summary) -> SeparableKernel:
+        """
+        As :meth:`separate`, also where only the data tell the number of input dimensions.
+
+        :param summary: The data.
+        """
+        assert self.covar_module is not None and self.domain is not None
+        return separate(self.covar_module, self.domain, self.num_basis, summary.num_dims)
+
+    def _range_of(self, summary: Summary) -> TrainingRange:
+        """What the model has seen of each column."""
+        seen = {d: summary.levels[d] for d in self.separate_for(summary).categorical}
+        levels = {d: values for d, values in seen.items() if values is not None}
+        return TrainingRange(summary.lower, summary.upper, summary.variance, levels)
 
     def _choose(self, summary: Summary) -> None:
         """Kernel, warp, box and counts from the data, where none were given; warnings about what does not fit."""
         dtype = None if self.train_inputs is None else self.train_inputs[0].dtype
-        given = Setup(self.covar_module, self.domain, self.warp, self.num_basis, self.max_num_basis)
+        given = Setup(self.covar_module, self.domain, self.warp, self.num_basis, self.max_num_basis, self.categorical)
         chosen = given.completed(
             summary, adapts_warp=self.adapts_warp, adapts_num_basis=self.adapts_num_basis, dtype=dtype
         )
@@ -649,7 +675,9 @@ class TKRR(GP):
         state["flat_outside"] = self.is_flat_outside
         if self.training_range is not None:
             known = self.training_range
-            state["range"] = (known.lower, known.upper, known.variance)
+            state["range"] = (known.lower, known.upper, known.variance, known.levels)
+        if self.categorical:
+            state["categorical"] = self.categorical
         if self._posterior is not None:
             state["posterior"] = self._posterior.state()
             strength = getattr(self._penalty, "strength", None)
@@ -666,6 +694,7 @@ class TKRR(GP):
         self.num_basis = state["num_basis"]
         self.training_range = TrainingRange(*state["range"]) if "range" in state else None
         self.is_flat_outside = state.get("flat_outside", False)
+        self.categorical = tuple(state.get("categorical", ()))
         self._posterior, self._loaded = None, state.get("posterior")
         if self._loaded is not None:
             name, strength = state["penalty"]
@@ -690,7 +719,8 @@ class TKRR(GP):
                 if self.domain is None or self.domain.center.shape != center.shape:
                     self.domain = Domain(center, half_width)
                 if self.covar_module is None:
-                    self.covar_module = anova_kernel(center.numel()).to(center.dtype)
+                    categorical = state_dict.get("_extra_state", {}).get("categorical", ())
+                    self.covar_module = anova_kernel(center.numel(), categorical=categorical).to(center.dtype)
                 names = ("columns", "knots", "levels")
                 self.warp = InputWarp(*(state_dict[f"warp.{n}"] for n in names)) if "warp.knots" in state_dict else None
             return super().load_state_dict(state_dict, strict=strict, **kwargs)

@@ -6,6 +6,8 @@ replaces such a column by its ranks, rescaled to the column's own range: monoton
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -51,7 +53,9 @@ class InputWarp(nn.Module):
         self.register_buffer("slopes", _slopes(self.knots, self.levels), persistent=False)
 
     @classmethod
-    def from_data(cls, x: Tensor, lower: Tensor | None = None, upper: Tensor | None = None) -> InputWarp:
+    def from_data(
+        cls, x: Tensor, lower: Tensor | None = None, upper: Tensor | None = None, *, keep: Sequence[int] = ()
+    ) -> InputWarp:
         """
         A map of those columns that crowd: whose distribution function somewhere differs by more than a quarter
         from that of uniform values on the same range.
@@ -59,6 +63,7 @@ class InputWarp(nn.Module):
         :param x: Inputs, or a sample of them, `(n, D)`.
         :param lower: Smallest values of all inputs, `(D,)`; by default those of `x`.
         :param upper: Largest values.
+        :param keep: Columns that stay as they are, such as levels of a category.
         """
         x = x.detach().double()
         lower = x.amin(0) if lower is None else lower.double()
@@ -66,7 +71,7 @@ class InputWarp(nn.Module):
         columns, knots, levels = [], [], []
         for d in range(x.shape[1]):
             width = upper[d] - lower[d]
-            if width == 0:
+            if width == 0 or d in keep:
                 continue
             quantiles, ranks = _quantiles(torch.cat([x[:, d], lower[d : d + 1], upper[d : d + 1]]))
             if (ranks - (quantiles - lower[d]) / width).abs().max() > CROWDED:

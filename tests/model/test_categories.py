@@ -1,0 +1,104 @@
+"""Columns that are categories, in a CP-weight model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpytorch.kernels import ScaleKernel
+from support.models import GP, gaussian
+
+import gpytorch_tkrr as tkrr
+
+
+def _table(num_rows: int = 400, num_levels: int = 6):
+    generator = torch.Generator().manual_seed(1)
+    number = torch.rand(num_rows, 1, generator=generator, dtype=torch.float64)
+    level = torch.randint(0, num_levels, (num_rows, 1), generator=generator)
+    value, slope = torch.randn(2, num_levels, generator=generator, dtype=torch.float64)
+    f = value[level[:, 0]] + slope[level[:, 0]] * number[:, 0]
+    y = f + 0.1 * torch.randn(num_rows, generator=generator, dtype=torch.float64)
+    level = level + (level >= 3).long()  # nobody has level 3
+    return torch.cat([number, level.double()], -1), y, f
+
+
+def test_one_category_is_the_exact_gp():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 5, (60,), generator=generator).double()
+    x[x == 2] = 3.0
+    y = x.sin() + 0.1 * torch.randn(60, generator=generator, dtype=torch.float64)
+    new = torch.tensor([0.0, 2.0, 4.0, 9.0, 0.5], dtype=torch.float64)
+    kernel = ScaleKernel(tkrr.CategoricalKernel()).double()
+    kernel.base_kernel.lengthscale = 0.8
+    model = tkrr.TKRR(x, y, gaussian(0.02), kernel=kernel, rank=1)
+    tkrr.fit_als(model, seed=0)
+    exact = GP(x, y, gaussian(0.02), kernel).double()
+    exact.mean_module.constant = float(y.mean())
+    with torch.no_grad(), pytest.warns(tkrr.ExtrapolationWarning, match="levels never seen"):
+        ours, theirs = model.predict(new.unsqueeze(-1)), exact.eval()(new)
+        torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(ours.variance, theirs.variance + 0.02, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(model.eval()(new).variance, theirs.variance, rtol=1e-6, atol=1e-8)
+    assert ours.extrapolates.tolist() == [False, True, False, True, True]
+
+
+@pytest.mark.parametrize("fit", ["als", "gibbs"])
+def test_default_kernel_with_categories(fit):
+    x, y, f = _table()
+    model = tkrr.TKRR(x, y, gaussian(), rank=6, categorical=[1])
+    if fit == "als":
+        tkrr.fit_als(model, seed=0, learn_hyperparameters=True, max_sweeps=10)
+    else:
+        tkrr.fit_gibbs(model, num_warmup=40, num_draws=40, seed=0)
+    with torch.no_grad():
+        prediction = model.predict(x)
+        assert (prediction.mean - f).square().mean().sqrt() < 0.06
+        assert not prediction.extrapolates.any()
+        seen, gap, other = torch.tensor([[0.5, 2.0], [0.5, 3.0], [0.5, 40.0]], dtype=torch.float64).split(1)
+        for new in (gap, other):
+            with pytest.warns(tkrr.ExtrapolationWarning, match=r"levels never seen, in columns \[1\]"):
+                unseen = model.predict(new)
+            assert unseen.extrapolates.all()
+            assert unseen.variance > 5 * model.predict(seen).variance  # the levels differ by about 1
+            assert unseen.variance < 50 * y.var()
+
+    loaded = tkrr.TKRR(None, None, gaussian())
+    loaded.load_state_dict(model.state_dict())
+    assert loaded.categorical == (1,)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.predict(x).mean, prediction.mean)
+    assert loaded.extrapolates(torch.cat([seen, gap, other])).tolist() == [False, True, True]
+
+
+def test_order_of_level_numbers_does_not_matter():
+    x, y, _ = _table(200)
+    renamed = x.clone()
+    renamed[:, 1] = 6 - x[:, 1]
+    predictions = []
+    for inputs in (x, renamed):
+        model = tkrr.TKRR(inputs, y, gaussian(), rank=4, categorical=[1])
+        tkrr.fit_als(model, seed=0, max_sweeps=200, rel_tol=1e-12)
+        predictions.append(model.predict(inputs).mean.detach())
+    torch.testing.assert_close(*predictions, rtol=0, atol=1e-3)
+
+
+def test_box_and_warp_know_categories():
+    x, y, _ = _table(200)
+    x[:, 1] = torch.where(x[:, 1] < 5, x[:, 1], 500.0)  # a number would be warped
+    x[:, 0] = torch.exp(5 * x[:, 0])
+    model = tkrr.TKRR(x, y, gaussian(), categorical=[1], warp=True)
+    assert model.warp is not None and model.warp.columns.tolist() == [0]
+    center, half_width = model.domain.sides(2)
+    assert (float(center[1] - half_width[1]), float(center[1] + half_width[1])) == (-0.5, 500.5)
+    assert model.warped(torch.tensor([[1.0, 1e6]], dtype=torch.float64))[0, 1] == 1e6
+    with pytest.raises(tkrr.InputError, match="kernel of your own"):
+        tkrr.TKRR(x, y, gaussian(), kernel=tkrr.anova_kernel(2), categorical=[1])
+
+
+def test_levels_of_a_summary():
+    x, y, _ = _table(300)
+    whole = tkrr.summarise((x, y))
+    assert whole.levels[0] is None and whole.levels[1].tolist() == [0, 1, 2, 4, 5, 6]
+    parts = tkrr.summarise((x[:7], y[:7])) + tkrr.summarise((x[7:], y[7:]))
+    assert parts.levels[1].tolist() == whole.levels[1].tolist()
+    far = torch.tensor([[0.0], [3e9], [-7.0]], dtype=torch.float64)
+    assert tkrr.summarise((far, y[:3])).levels[0].tolist() == [-7, 0, 3e9]
