@@ -20,7 +20,7 @@ def robot_arm(seed: int, num_rows: int = 40_000, num_joints: int = 8, noise: flo
     :param noise: Standard deviation of the noise, relative to that of the distance.
     """
     generator = torch.Generator().manual_seed(seed)
-    angles = (torch.rand(num_rows, num_joints, generator=generator, dtype=torch.float64) - 0.5) * torch.pi
+    angles = (torch.rand(num_rows, num_joints, generator=generator, dtype=torch.float64) - 0.5) * 1.3 * torch.pi
     tip = torch.zeros(num_rows, 3, dtype=torch.float64)
     for joint in reversed(range(num_joints)):
         tip = _turn(tip + torch.tensor([1.0 / num_joints, 0.0, 0.0], dtype=torch.float64), angles[:, joint], joint % 2)

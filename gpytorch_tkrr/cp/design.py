@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..bases.basis import Basis
+from ..data.keyed import row_uniform
 from ..data.source import Batch, RowFunction, Working, residuals
 from ..data.training import TrainingData
 from .cells import Cells, DistinctValues, RowGroups
@@ -164,6 +165,27 @@ class Design:
         self._position = position
         for rows in self._kept or ():
             rows.bonds = None
+
+    def thinned(self, num_rows: int, key: int) -> Design:
+        """
+        The design of about so many rows, chosen at random by one pass: the same ones for the same key, however rows are
+        batched or shared between processes. They are kept, whatever `memory` is.
+
+        :param num_rows: How many, of all processes together.
+        :param key: A number that decides which ones, at most 63 bits.
+        """
+        share = num_rows / self.data.summary.num_rows
+        first_row, chosen = self.data.first_row, []
+        for rows in self._rows():
+            batch = rows.batch
+            index = (row_uniform(batch.num_rows, first_row, key, batch.x.device) < share).nonzero().squeeze(-1)
+            weight = None if batch.weight is None else batch.weight[index]
+            chosen.append(Batch(batch.x[index], batch.y[index], weight))
+            first_row += batch.num_rows
+        data = self.data.subset(chosen)
+        small = Design(data, [table.basis for table in self.tables], memory=self.memory)
+        small._kept = [small._grouped(batch) for batch in chosen if batch.num_rows]
+        return small
 
     def marginals(self) -> list[tuple[Tensor, Tensor]]:
         r"""

@@ -38,6 +38,7 @@ class MomentTable:
     """
 
     def __init__(self, basis: Basis):
+        self.basis = basis
         self.parts = list(basis.bases) if isinstance(basis, ConcatenatedBasis) else [basis]
         sizes = [part.num_functions for part in self.parts]
         self.num_functions = sum(sizes)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -181,17 +182,101 @@ def near_constant(
     :param generator: Source of random numbers.
     :return: Whitened weights, D tensors `(R, M_d)`.
     """
-    modes = _modes(design, covariances)
+    return _near_constant(_modes(design, covariances), rank, generator)
+
+
+def _near_constant(modes: Sequence[Mode], rank: int, generator: torch.Generator) -> list[Tensor]:
     factors = [mode.constant + SPREAD * mode.draws(rank, generator) for mode in modes]
     factors[0] *= _sizes(rank, generator).to(factors[0])
     return factors
 
 
+@dataclass
+class Screening:
+    """
+    What the data show of main effects and pairwise interactions, found once for all chains of a fit.
+
+    :param modes: What is known of each mode.
+    :param directions: Whitened weights of each mode's directions, D tensors `(Q, M_d)`.
+    :param means: Their means, `(D, Q)`.
+    :param effects: What one or two inputs explain; None where rows are so few that the directions of every input
+        explain the targets equally well.
+    """
+
+    modes: list[Mode]
+    directions: list[Tensor]
+    means: Tensor
+    effects: Effects | None
+
+    @classmethod
+    def of(cls, design: Design, covariances: Sequence[Covariance]) -> Screening:
+        """
+        Two passes over the rows.
+
+        :param design: The rows.
+        :param covariances: V of each mode.
+        """
+        modes = _modes(design, covariances)
+        directions = [mode.directions() for mode in modes]
+        means = torch.stack([each @ mode.mean for each, mode in zip(directions, modes, strict=True)])  # (D, Q)
+        if design.data.summary.num_rows <= NUM_DIRECTIONS + 1:
+            return cls(modes, directions, means, None)
+        raw = [covariance.unwhiten(each) for covariance, each in zip(covariances, directions, strict=True)]
+        return cls(modes, directions, means, Effects.find(design, raw, means))
+
+    def start(self, rank: int, generator: torch.Generator) -> list[Tensor]:
+        """
+        Components that are the strongest main effects and pairwise interactions, perturbed at random; where there are
+        fewer than R the others are near the constant function, with random sizes.
+
+        :param rank: R.
+        :param generator: Source of random numbers.
+        :return: Whitened weights, D tensors `(R, M_d)`.
+        """
+        modes, effects = self.modes, self.effects
+        if effects is None:
+            return _near_constant(modes, rank, generator)
+        # Over many modes perturbations multiply: their product must stay near one.
+        spread = min(SPREAD, len(modes) ** -0.5)
+        noise = [spread * mode.draws(rank, generator) for mode in modes]
+        factors = [mode.constant + draws for mode, draws in zip(modes, noise, strict=True)]
+        for r, (first, second) in enumerate(effects.modes[:rank].tolist()):
+            for d, coefficients in {first: effects.left[r], second: effects.right[r]}.items():
+                function = coefficients @ self.directions[d] - (coefficients @ self.means[d]) * modes[d].constant
+                factors[d][r] = function + noise[d][r]
+            factors[first][r] *= effects.sizes[r]
+        others = slice(len(effects.sizes), None)
+        factors[0][others] *= _sizes(rank, generator)[others].to(self.means)
+        return factors
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and numbers that :meth:`from_state` reads."""
+        return {
+            "modes": [vars(mode) for mode in self.modes],
+            "directions": self.directions,
+            "means": self.means,
+            "effects": None if self.effects is None else vars(self.effects),
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Screening:
+        """
+        What :meth:`state` described.
+
+        :param state: The description.
+        """
+        effects = state["effects"]
+        return cls(
+            [Mode(**mode) for mode in state["modes"]],
+            state["directions"],
+            state["means"],
+            None if effects is None else Effects(**effects),
+        )
+
+
 def screened(design: Design, covariances: Sequence[Covariance], rank: int, generator: torch.Generator) -> list[Tensor]:
     """
-    Components that are the strongest main effects and pairwise interactions, perturbed at random; where there are fewer
-    than R the others are near the constant function, with random sizes. All are where rows are so few
-    that the directions of every input explain the targets equally well.
+    :meth:`Screening.start` of the rows of a design.
 
     :param design: The rows.
     :param covariances: V of each mode.
@@ -199,25 +284,7 @@ def screened(design: Design, covariances: Sequence[Covariance], rank: int, gener
     :param generator: Source of random numbers.
     :return: Whitened weights, D tensors `(R, M_d)`.
     """
-    if design.data.summary.num_rows <= NUM_DIRECTIONS + 1:
-        return near_constant(design, covariances, rank, generator)
-    modes = _modes(design, covariances)
-    directions = [mode.directions() for mode in modes]
-    means = torch.stack([each @ mode.mean for each, mode in zip(directions, modes, strict=True)])  # (D, Q)
-    raw = [covariance.unwhiten(each) for covariance, each in zip(covariances, directions, strict=True)]
-    effects = Effects.find(design, raw, means)
-    # Over many modes perturbations multiply: their product must stay near one.
-    spread = min(SPREAD, len(modes) ** -0.5)
-    noise = [spread * mode.draws(rank, generator) for mode in modes]
-    factors = [mode.constant + draws for mode, draws in zip(modes, noise, strict=True)]
-    for r, (first, second) in enumerate(effects.modes[:rank].tolist()):
-        for d, coefficients in {first: effects.left[r], second: effects.right[r]}.items():
-            function = coefficients @ directions[d] - (coefficients @ means[d]) * modes[d].constant
-            factors[d][r] = function + noise[d][r]
-        factors[first][r] *= effects.sizes[r]
-    others = slice(len(effects.sizes), None)
-    factors[0][others] *= _sizes(rank, generator)[others].to(means)
-    return factors
+    return Screening.of(design, covariances).start(rank, generator)
 
 
 def _signs(vectors: Tensor) -> Tensor:

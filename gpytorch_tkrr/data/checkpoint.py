@@ -27,7 +27,7 @@ from .training import Summary
 MAGIC = b"gpytorch_tkrr checkpoint 2\n"
 
 #: What a model itself holds, beside kernel, likelihood, mean, box and warp, that a fit depends on.
-MODEL_SETTINGS = ("rank", "num_basis", "adapts_num_basis", "max_num_basis", "fits_mean")
+MODEL_SETTINGS = ("rank", "adapts_rank", "num_basis", "adapts_num_basis", "max_num_basis", "fits_mean")
 
 
 class Checkpoint:

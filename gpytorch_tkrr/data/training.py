@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -161,6 +162,20 @@ class TrainingData:
         self.mean, self.inputs = mean, inputs
         scale = math.sqrt(self.summary.variance)
         self.scale = scale if scale > 1e-12 * abs(self.summary.mean) and scale > 0 else 1.0
+
+    def subset(self, chosen: Sequence[Batch]) -> TrainingData:
+        """
+        What is known of some of the rows: ranges, mean and scale stay those of all.
+
+        :param chosen: Batches that have been read from here, with fewer rows; kept by the caller.
+        """
+        own = sum(batch.num_rows for batch in chosen)
+        mass = sum(float(batch.num_rows if batch.weight is None else batch.weight.sum()) for batch in chosen)
+        counts, masses = zip(*self.processes.gather((own, mass)), strict=True)
+        part = copy.copy(self)
+        part.summary = replace(self.summary, num_rows=sum(counts), mass=sum(masses))
+        part.first_row, part.is_kept, part._kept = sum(counts[: self.processes.rank]), True, None
+        return part
 
     def __iter__(self) -> Iterator[Batch]:
         kept, self._kept = self._kept, None

@@ -14,10 +14,12 @@ import torch
 from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
+from ..bases.covariance import Covariance
 from ..cp.design import Design
-from ..cp.start import near_constant, screened
+from ..cp.start import Screening, near_constant
 from ..data.checkpoint import (
     Checkpoint,
+    NoCheckpoint,
     as_checkpoint,
     difference,
     fit_identity,
@@ -37,8 +39,10 @@ from ..model.likelihoods.base import Parameters
 from ..model.rollback import rollback_on_error
 from .diagnostics import effective_sample_size, split_rhat
 from .hyperparameters import Hyperparameters, require_representable
+from .plan import Plan, has_settled
 from .results import GibbsResult
 from .sampler import GibbsSampler, GibbsState
+from .workers import num_parallel, run_forked
 
 if TYPE_CHECKING:
     from ..model.tkrr import TKRR
@@ -58,7 +62,9 @@ DEAD = 0.01
 MIN_ENERGY = 0.01
 
 #: What a checkpoint holds of a chain that is being run, beside its state and its random numbers.
-RUN_STATE = ("sweep", "last", "peak", "factors", "parameters", "hyperparameters", "energies")
+RUN_STATE = (
+    "sweep", "ends", "log_noise", "last", "peak", "factors", "parameters", "hyperparameters", "energies",
+)  # fmt: skip
 
 #: Training rows whose function values are watched for convergence.
 NUM_WATCHED = 50
@@ -69,9 +75,9 @@ def fit_gibbs(
     model: TKRR,
     *,
     data: Any = None,
-    num_draws: int = 100,
-    num_warmup: int = 100,
-    num_chains: int = 1,
+    num_draws: int | None = None,
+    num_warmup: int | None = None,
+    num_chains: int | None = None,
     seed: int | None = None,
     progress: bool = False,
     memory: int = 2 << 30,
@@ -94,9 +100,14 @@ def fit_gibbs(
 
     :param model: The model; its posterior is replaced.
     :param data: See :func:`~gpytorch_tkrr.fit_als`; by default the training data of the model.
-    :param num_draws: Draws kept per chain, one per sweep.
-    :param num_warmup: Sweeps before them, during which proposals are tuned.
-    :param num_chains: Independent chains.
+    :param num_draws: Draws kept per chain, one per sweep. By default 30 or more, 120 of all chains together.
+    :param num_warmup: Sweeps before them, during which proposals are tuned, components that do nothing are dropped, and
+        rows are few at first where there are many. By default at most 50 to 80; fewer where the noise has stopped
+        falling.
+    :param num_chains: Independent chains. By default 1 where sweeps are given; else 6 for up to 1 000 rows, 4 for up to
+        3 000, 2 for up to 8 000: where rows are few each chain explains them in its own way. They run at once in as
+        many processes as torch has threads, one after the other where a `checkpoint` or a `group` is given. The draws
+        do not depend on that.
     :param seed: Seed; the same seed gives the same draws.
     :param progress: Whether to show a progress bar (needs tqdm).
     :param memory: Bytes that may be used beyond the data to keep products over modes; what does not fit is recomputed.
@@ -115,13 +126,14 @@ def fit_gibbs(
         >>> likelihood(model.eval()(x)).mean.shape, model.draws(x).shape
         (torch.Size([100]), torch.Size([20, 100]))
     """
-    if num_draws < 4 or num_warmup < 0 or num_chains < 1:
-        raise ValueError(
-            f"num_draws must be at least 4, num_warmup at least 0 and num_chains at least 1; got {num_draws}, "
-            f"{num_warmup} and {num_chains}."
-        )
+    for name, value, least in (
+        ("num_draws", num_draws, 4),
+        ("num_warmup", num_warmup, 0),
+        ("num_chains", num_chains, 1),
+    ):
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}; got {value}.")
     earlier = _draws_to_continue(model) if num_warmup == 0 else None
-    num_chains = num_chains if earlier is None else len(earlier.resume["chains"])
     with rollback_on_error(model):
         processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
         training = model.training_data(data, processes, memory=memory)
@@ -132,32 +144,20 @@ def fit_gibbs(
             num_chains=num_chains,
         )  # fmt: skip
         require_same_fit(identity, processes)
-        fit = GibbsFit(model, training, earlier, memory)
         saved = checkpoint.open(identity, processes)
-        seeds = np.random.SeedSequence(processes.share(np.random.SeedSequence(seed).entropy)).spawn(num_chains)
-        num_sweeps = num_warmup + num_draws
-        chains: list[_Chain] = []
-        done = 0
-        if saved is not None:
-            saved = move_tensors(saved, training.summary.lower.device)
-            chains = [_Chain(**chain) for chain in saved["chains"]]
-            done = len(chains) * num_sweeps + saved["run"]["sweep"]
-        bar = progress_bar(progress and processes.rank == 0, num_chains * num_sweeps, "Gibbs", "sweep", done=done)
         try:
-            for number in range(len(chains), num_chains):
-                run = fit.start_chain(number, np.random.default_rng(seeds[number]))
-                if saved is not None:
-                    fit.resume_chain(run, saved)
-                    saved = None
-                while run.sweep < num_sweeps:
-                    fit.sweep(run, num_warmup)
-                    noise = fit.augmentation.noise(run.state.parameters) * training.scale**2
-                    bar.update(f"noise {noise:.4g}")
-                    is_last = run.sweep == num_sweeps and number == num_chains - 1
-                    checkpoint.save(lambda: fit.state(chains, run), last=is_last)  # noqa: B023 (called at once)
-                chains.append(fit.finish_chain(run))
+            entropy = processes.share(np.random.SeedSequence(seed).entropy)
+            fit = GibbsFit(model, training, earlier, memory, entropy)
+            plan = fit.choose_plan(num_warmup, num_draws, num_chains)
+            if saved is None and isinstance(checkpoint, NoCheckpoint) and processes.size == 1:
+                num_workers = min(plan.num_chains, num_parallel())
+            else:
+                num_workers = 1
+            if num_workers > 1:
+                chains = fit.run_in_processes(num_workers)
+            else:
+                chains = fit.run(checkpoint, saved, progress)
         finally:
-            bar.close()
             checkpoint.close()
         return fit.finish(chains)
 
@@ -185,7 +185,9 @@ class _Run:
     before: int  # sweeps of an earlier fit
     last: Tensor  # energy of each component after the last sweep
     peak: Tensor  # the largest since the last look
+    ends: list[int]  # the sweep before which each stage of the warm-up ends
     sweep: int = 0
+    log_noise: list[float] = field(default_factory=list)  # after each sweep of the present stage
     factors: list[list[Tensor]] = field(default_factory=list)  # S lists of D tensors (R, M_d)
     parameters: list[Parameters] = field(default_factory=list)
     hyperparameters: list[Tensor] = field(default_factory=list)
@@ -200,14 +202,26 @@ class _Chain:
     parameters: Parameters  # of the observation model, each (S, ...)
     hyperparameters: Tensor  # (S, P)
     energies: Tensor  # (S, R)
+    num_basis: int | tuple[int, ...]
     resume: dict[str, Any]
 
 
 class GibbsFit:
-    """What all chains of a fit have in common."""
+    """
+    What all chains of a fit have in common. Chains know nothing of each other: each has its own numbers of functions
+    and its own rank, so that it does not matter in which order or in which process they are run.
 
-    def __init__(self, model: TKRR, training: TrainingData, earlier: DrawsPosterior | None, memory: int):
-        self.model, self.training, self.earlier = model, training, earlier
+    :param model: The model.
+    :param training: Its data.
+    :param earlier: Draws to be continued, or None.
+    :param memory: See :func:`fit_gibbs`.
+    :param entropy: Where all random numbers come from.
+    """
+
+    plan: Plan
+
+    def __init__(self, model: TKRR, training: TrainingData, earlier: DrawsPosterior | None, memory: int, entropy: Any):
+        self.model, self.training, self.earlier, self.entropy = model, training, earlier, entropy
         offset = 0.0
         if model.observation.has_link:
             offset = _link_offset(model, training)
@@ -217,9 +231,11 @@ class GibbsFit:
         self.separable = model.separate()
         if earlier is not None:
             _require_same_target(earlier, _target_identity(model, training.summary))
-        self.design = Design(training, [mode.basis for mode in self.separable.modes], memory=memory)
-        self.design.marginals()  # before the first update also where a chain is resumed: rows are kept from here on
+        design = Design(training, [mode.basis for mode in self.separable.modes], memory=memory)
+        design.marginals()  # before the first update also where a chain is resumed: rows are kept from here on
+        self.designs = [design]  # of each stage of the warm-up; the last has all rows
         self.num_dims = len(self.separable.modes)
+        self.start_counts = model.num_basis
         summary = training.summary
         centers = None if earlier is None else earlier.resume["centers"]
         with torch.enable_grad():
@@ -233,50 +249,163 @@ class GibbsFit:
         if model.is_fitted and isinstance(model.posterior, LaplacePosterior):
             modes = zip(model.factors, self.separable.modes, strict=True)
             self.als_factors = [mode.covariance().unwhiten(w.mT / self.share) for w, mode in modes]
+        self.screening: Screening | None = None
+
+    def choose_plan(self, num_warmup: int | None, num_draws: int | None, num_chains: int | None) -> Plan:
+        """
+        Chains, rank, stages and sweeps.
+
+        :param num_warmup: See :func:`fit_gibbs`.
+        :param num_draws: See :func:`fit_gibbs`.
+        :param num_chains: See :func:`fit_gibbs`.
+        """
+        earlier, model = self.earlier, self.model
+        rank: int | None = None if model.adapts_rank else model.rank
+        if earlier is not None:
+            num_chains, rank = len(earlier.resume["chains"]), earlier.resume.get("rank", model.rank)
+        elif self.als_factors:
+            rank = len(self.als_factors[0])
+        self.plan = Plan.choose(
+            self.training.summary.num_rows,
+            sum(table.num_moments for table in self.designs[-1].tables),
+            rank=rank,
+            num_warmup=num_warmup,
+            num_draws=num_draws,
+            num_chains=num_chains,
+        )
+        if self.plan.ends[-1] > 0:
+            key = int(np.random.default_rng(self.entropy).integers(2**62))
+            self.designs = [*(self.designs[-1].thinned(num, key) for num in self.plan.rows[:-1]), self.designs[-1]]
+        return self.plan
+
+    def run(self, checkpoint: Checkpoint, saved: dict[str, Any] | None, progress: bool) -> list[_Chain]:
+        """
+        All chains, one after the other.
+
+        :param checkpoint: Where states are saved.
+        :param saved: What :meth:`state` described, to go on from there.
+        :param progress: Whether to show a progress bar.
+        """
+        plan, processes = self.plan, self.training.processes
+        num_sweeps = plan.ends[-1] + plan.num_draws
+        chains: list[_Chain] = []
+        done = 0
+        if saved is not None:
+            saved = move_tensors(saved, self.training.summary.lower.device)
+            chains = [_Chain(**chain) for chain in saved["chains"]]
+            done = len(chains) * num_sweeps + saved["run"]["sweep"]
+            self.screening = None if saved["screening"] is None else Screening.from_state(saved["screening"])
+        total = plan.num_chains * num_sweeps
+        bar = progress_bar(progress and processes.rank == 0, total, "Gibbs", "sweep", done=done)
+        try:
+            for number in range(len(chains), plan.num_chains):
+                if saved is None:
+                    run = self.start_chain(number)
+                else:
+                    run, saved = self.resume_chain(number, saved), None
+                while run.sweep < run.ends[-1] + plan.num_draws:
+                    self.sweep(run)
+                    noise = self.augmentation.noise(run.state.parameters) * self.training.scale**2
+                    bar.update(f"noise {noise:.4g}")
+                    is_last = run.sweep == run.ends[-1] + plan.num_draws and number == plan.num_chains - 1
+                    checkpoint.save(lambda: self.state(chains, run), last=is_last)  # noqa: B023 (called at once)
+                chains.append(self.finish_chain(run))
+        finally:
+            bar.close()
+        return chains
+
+    def run_in_processes(self, num_workers: int) -> list[_Chain]:
+        """
+        All chains, in several processes at a time.
+
+        :param num_workers: How many.
+        """
+        self._screen()
+
+        def run(number: int) -> _Chain:
+            chain = self.start_chain(number)
+            while chain.sweep < chain.ends[-1] + self.plan.num_draws:
+                self.sweep(chain)
+            return self.finish_chain(chain)
+
+        return run_forked(run, self.plan.num_chains, num_workers)
 
     def _resize(self, num_basis: int | Sequence[int]) -> None:
         """Other numbers of functions; rows that have been kept stay."""
         self.model.resize(num_basis=num_basis)
         self.separable = self.model.separate()
-        self.design.set_bases([mode.basis for mode in self.separable.modes])
-        self.design.marginals()
+        for design in self.designs:
+            design.set_bases([mode.basis for mode in self.separable.modes])
+        self.designs[-1].marginals()
 
-    def start_chain(self, number: int, rng: np.random.Generator) -> _Run:
-        """A chain before its first sweep."""
+    def start_chain(self, number: int) -> _Run:
+        """
+        A chain before its first sweep.
+
+        :param number: Its number.
+        """
+        if self.model.num_basis != self.start_counts:
+            self._resize(self.start_counts)
+        rng = np.random.default_rng(np.random.SeedSequence(self.entropy).spawn(self.plan.num_chains)[number])
         state = self._initial_state(number, rng)
         before = 0 if self.earlier is None else self.earlier.resume["chains"][number]["sweeps"]
         zeros = torch.zeros_like(state.precisions)
-        return _Run(number, rng, state, self._sampler(rng), before, zeros, zeros)
+        return _Run(number, rng, state, self._sampler(rng), before, zeros, zeros, list(self.plan.ends))
 
-    def sweep(self, run: _Run, num_warmup: int) -> None:
-        """One sweep of a chain; draws are kept after the warm-up."""
-        if 0 < run.sweep == num_warmup // 2 or 0 < run.sweep == num_warmup:
-            if run.sweep < num_warmup and self._have_died(run.last, run.state.parameters):
+    def _stage(self, run: _Run) -> int:
+        """The stage of a chain: the last one also after the warm-up."""
+        return next((i for i, end in enumerate(run.ends) if run.sweep < end), len(run.ends) - 1)
+
+    def sweep(self, run: _Run) -> None:
+        """
+        One sweep of a chain; draws are kept after the warm-up.
+
+        :param run: The chain.
+        """
+        self._settle(run)
+        first = run.ends[0]
+        if 0 < run.sweep == first // 2 or 0 < run.sweep in run.ends:
+            if run.sweep < first and self._have_died(run.last, run.state.parameters):
                 run.state = self._fresh_state(run.rng, near_constant)
             else:
-                self._drop_dead(run.state, run.peak)
-            run.sampler, run.peak = self._sampler(run.rng), torch.zeros_like(run.state.precisions)
-        state = run.state
-        adapts = run.number == 0 and self.model.adapts_num_basis
-        if adapts and 0 < run.sweep in (num_warmup // 4, num_warmup // 2):
-            self._adapt_num_basis(state)
-            run.sampler = self._sampler(run.rng)
-        modes = range(self.num_dims)
+                self._drop_dead(run)
+            run.sampler, run.peak = self._sampler(run.rng, self._stage(run)), torch.zeros_like(run.state.precisions)
+        if self.model.adapts_num_basis and 0 < run.sweep in (first // 4, first // 2):
+            self._adapt_num_basis(run.state)
+            run.sampler = self._sampler(run.rng, self._stage(run))
+        modes, state, num_warmup = range(self.num_dims), run.state, run.ends[-1]
         order = modes if (run.before + run.sweep) % 2 == 0 else modes[::-1]
         is_warm = run.sweep >= num_warmup
         adapt, progress = (0.0, 1.0) if is_warm else (min(0.5, 5 / (run.sweep + 5)), run.sweep / num_warmup)
         run.sampler.sweep(state, order, adapt, progress)
         run.last = run.sampler.energies
         run.peak = torch.maximum(run.peak, run.last)
-        if run.sweep >= num_warmup:
+        if is_warm:
             run.factors.append(state.scaled_factors())
             run.parameters.append(state.parameters)
             run.hyperparameters.append(self.hyperparameters.values())
             run.energies.append(run.sampler.energies)
+        else:
+            run.log_noise.append(math.log(max(self.augmentation.noise(state.parameters), 1e-300)))
         run.sweep += 1
 
+    def _settle(self, run: _Run) -> None:
+        """End the present stage of the warm-up early where the noise has stopped falling."""
+        stage = self._stage(run)
+        begin, end = run.ends[stage - 1] if stage else 0, run.ends[stage]
+        if run.sweep == begin:
+            run.log_noise = []
+        is_free = not self.plan.is_fixed and "noise" in self.augmentation.free
+        if is_free and run.sweep > begin + (end - begin) // 2 and run.sweep < end and has_settled(run.log_noise):
+            run.ends = run.ends[:stage] + [later - (end - run.sweep) for later in run.ends[stage:]]
+            run.log_noise = []
+
     def finish_chain(self, run: _Run) -> _Chain:
-        """The draws of a chain, side by side."""
+        """
+        The draws of a chain, side by side.
+
+        :param run: The chain.
+        """
         state = run.state
         resume = {
             "precisions": state.precisions,
@@ -285,66 +414,93 @@ class GibbsFit:
             "rng": run.rng.bit_generator.state,
             "sweeps": run.before + run.sweep,
         }
-        missing = self.model.rank - len(state.precisions)  # components that have been dropped are zero
-        pad = torch.nn.functional.pad
         return _Chain(
-            [pad(torch.stack(draws), (0, 0, 0, missing)) for draws in zip(*run.factors, strict=True)],
+            [torch.stack(draws) for draws in zip(*run.factors, strict=True)],
             {
                 name: torch.stack([each[name] for each in run.parameters]).to(state.precisions.device)
                 for name in state.parameters
             },
             torch.stack(run.hyperparameters).to(state.precisions.device),
-            pad(torch.stack(run.energies), (0, missing)),
+            torch.stack(run.energies),
+            self.model.num_basis,
             resume,
         )
 
     def state(self, chains: Sequence[_Chain], run: _Run) -> dict[str, Any]:
-        """What is needed to go on after a sweep."""
+        """
+        What is needed to go on after a sweep.
+
+        :param chains: Chains that are finished.
+        :param run: The chain that is being run.
+        """
         kept = {name: getattr(run, name) for name in RUN_STATE}
         return {
             "chains": [vars(chain) for chain in chains],
             "run": {**kept, "state": vars(run.state), "rng": run.rng.bit_generator.state},
             "coordinates": self.hyperparameters.get(self.all_slots),
             "num_basis": self.model.num_basis,
+            "screening": None if self.screening is None else self.screening.state(),
         }
 
-    def resume_chain(self, run: _Run, saved: dict[str, Any]) -> None:
-        """Bring a chain to where :meth:`state` was asked for, and the sums over modes to where it stood then."""
+    def resume_chain(self, number: int, saved: dict[str, Any]) -> _Run:
+        """
+        A chain where :meth:`state` was asked for, and the sums over modes where they stood then.
+
+        :param number: Its number.
+        :param saved: The state.
+        """
         if saved["num_basis"] != self.model.num_basis:
             self._resize(saved["num_basis"])
         self.hyperparameters.set(self.all_slots, saved["coordinates"].cpu())
-        for name in RUN_STATE:
-            setattr(run, name, saved["run"][name])
-        run.state = GibbsState(**saved["run"]["state"])
-        run.state.steps = run.state.steps.cpu()
-        run.rng.bit_generator.state = saved["run"]["rng"]
-        run.hyperparameters = [values.cpu() for values in run.hyperparameters]
-        went_back = (run.before + run.sweep) % 2 == 0
-        run.sampler = self._sampler(run.rng, position=0 if went_back else self.num_dims - 1)
+        state = GibbsState(**saved["run"]["state"])
+        state.steps = state.steps.cpu()
+        rng = np.random.default_rng(0)
+        rng.bit_generator.state = saved["run"]["rng"]
+        before = 0 if self.earlier is None else self.earlier.resume["chains"][number]["sweeps"]
+        kept = {name: saved["run"][name] for name in RUN_STATE}
+        kept["hyperparameters"] = [values.cpu() for values in kept["hyperparameters"]]
+        run = _Run(number, rng, state, self._sampler(rng), before, **kept)
+        went_back = (before + run.sweep) % 2 == 0
+        # The rows of the last sweep, from where its last mode was.
+        run.sweep -= 1
+        stage = self._stage(run)
+        run.sweep += 1
+        run.sampler = self._sampler(rng, stage, position=0 if went_back else self.num_dims - 1)
+        return run
 
-    def _sampler(self, rng: np.random.Generator, position: int = 0) -> GibbsSampler:
-        self.design.reset(position)
+    def _sampler(self, rng: np.random.Generator, stage: int = 0, position: int = 0) -> GibbsSampler:
+        """
+        A sampler on the rows of a stage.
+
+        :param rng: Source of random numbers.
+        :param stage: The stage.
+        :param position: The mode that was visited last.
+        """
+        design = self.designs[stage]
+        design.reset(position)
         return GibbsSampler(
-            self.design,
+            design,
             self.separable,
             self.hyperparameters,
             self.training.scale**2,
             self.augmentation,
             self.grids,
             rng,
-            rank=self.model.rank,
+            rank=self.plan.rank,
         )
 
     def _have_died(self, energies: Tensor, parameters: Parameters) -> bool:
         """Whether no component says anything that the noise does not."""
         is_constant = self.training.summary.variance == 0  # constant targets: nothing to be said
         num_weights = sum(mode.num_functions for mode in self.separable.modes)
-        in_noise = num_weights * self.augmentation.noise(parameters) / self.training.summary.num_rows
+        in_noise = num_weights * self.augmentation.noise(parameters) / self.designs[0].data.summary.num_rows
         return not is_constant and float(energies.max()) <= min(in_noise, MIN_ENERGY)
 
-    def _drop_dead(self, state: GibbsState, energies: Tensor) -> None:
+    def _drop_dead(self, run: _Run) -> None:
         """Drop components whose values at all rows together are far below the noise of one; keep at least one."""
-        alive = energies * self.training.summary.num_rows > DEAD * self.augmentation.noise(state.parameters)
+        state, energies = run.state, run.peak
+        num_rows = run.sampler.design.data.summary.num_rows
+        alive = energies * num_rows > DEAD * self.augmentation.noise(state.parameters)
         alive[energies.argmax()] = True
         state.factors = [factor[alive] for factor in state.factors]
         state.precisions, state.log_scales = state.precisions[alive], state.log_scales[:, alive]
@@ -363,7 +519,7 @@ class GibbsFit:
     def _resized(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """Raw factors with the present numbers of functions: the last sines are zero, or left out."""
         return [
-            torch.nn.functional.pad(factor, (0, mode.num_functions - factor.shape[1]))
+            torch.nn.functional.pad(factor, (0, mode.num_functions - factor.shape[-1]))
             for factor, mode in zip(factors, self.separable.modes, strict=True)
         ]
 
@@ -371,7 +527,7 @@ class GibbsFit:
         """Where an earlier chain stopped, an earlier ALS fit, or components that the data show."""
         hyper, earlier = self.hyperparameters, self.earlier
         if earlier is None:
-            return self._fresh_state(rng, None if self.als_factors else screened)
+            return self._fresh_state(rng, None if self.als_factors else self._screened)
         resume = earlier.resume["chains"][number]
         hyper.set(self.all_slots, resume["coordinates"])
         rng.bit_generator.state = resume["rng"]
@@ -381,16 +537,29 @@ class GibbsFit:
         parameters = self.augmentation.scaled({name: each[last] for name, each in earlier.parameters.items()})
         return GibbsState(factors, parameters, resume["precisions"].clone(), resume["steps"].clone())
 
+    def _screen(self) -> Screening:
+        """What the rows of the first stage show, found once for all chains."""
+        if self.screening is None:
+            self.hyperparameters.set(self.all_slots, self.start)
+            covariances = [mode.covariance() for mode in self.separable.modes]
+            self.screening = Screening.of(self.designs[-1], covariances)
+        return self.screening
+
+    def _screened(
+        self, design: Design, covariances: Sequence[Covariance], rank: int, generator: torch.Generator
+    ) -> list[Tensor]:
+        return self._screen().start(rank, generator)
+
     def _fresh_state(self, rng: np.random.Generator, start: Callable[..., list[Tensor]] | None) -> GibbsState:
         """All hyperparameters where the fit began, and components of a kind of start; None for those of ALS."""
-        hyper, rank = self.hyperparameters, self.model.rank
+        hyper, rank = self.hyperparameters, self.plan.rank
         hyper.set(self.all_slots, self.start)
         covariances = [mode.covariance() for mode in self.separable.modes]
         if start is None:
             factors = self._resized(self.als_factors)
         else:
             generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
-            whitened = start(self.design, covariances, rank, generator)
+            whitened = start(self.designs[-1], covariances, rank, generator)
             factors = [v.unwhiten(w) for v, w in zip(covariances, whitened, strict=True)]
         precisions = torch.full((rank,), rank ** (1 / self.num_dims), dtype=torch.float64, device=factors[0].device)
         steps = torch.full((len(hyper.slots),), math.log(0.3), dtype=torch.float64)
@@ -399,6 +568,7 @@ class GibbsFit:
     def finish(self, chains: Sequence[_Chain]) -> GibbsResult:
         """Hand the draws to the model and judge them."""
         hyper = self.hyperparameters
+        rank = self._join(chains)
         factors = [torch.cat([chain.factors[d] for chain in chains]) * self.share for d in range(self.num_dims)]
         parameters = self.augmentation.natural(
             {name: torch.cat([chain.parameters[name] for chain in chains]) for name in chains[0].parameters}
@@ -407,7 +577,9 @@ class GibbsFit:
         numbers = torch.cat([torch.full_like(chain.energies[:, 0], i).long() for i, chain in enumerate(chains)])
         named = {name: values[:, i] for i, name in enumerate(hyper.names)}
         target = _target_identity(self.model, self.training.summary)  # functions may have been adapted
-        resume = {"centers": hyper.centers, "chains": [chain.resume for chain in chains], "target": target}
+        resume = {
+            "centers": hyper.centers, "chains": [chain.resume for chain in chains], "target": target, "rank": rank,
+        }  # fmt: skip
         bases = [mode.basis for mode in self.separable.modes]
         posterior = DrawsPosterior(bases, factors, parameters, named, numbers, resume)
         if self.earlier is not None:
@@ -424,7 +596,7 @@ class GibbsFit:
         if concern is not None:
             warnings.warn(concern, ConstraintWarning, stacklevel=4)
         sizes = [mode.num_functions for mode in self.separable.modes]
-        message = _verdict(posterior, len(chains), {"f", *free}, rhat, sizes)
+        message = _verdict(posterior, len(chains), {"f", *free}, rhat, sizes, warn=self.plan.is_fixed)
         average = {
             name: torch.cat([chain.parameters[name] for chain in chains]).mean(0) for name in chains[0].parameters
         }
@@ -439,6 +611,26 @@ class GibbsFit:
             message += " All components have died."
         return GibbsResult(self.model, posterior, rhat, ess, effective_rank, message)
 
+    def _join(self, chains: Sequence[_Chain]) -> int:
+        """
+        Give all chains as many functions and components as the largest has; what they lack is zero.
+
+        :return: R that the prior was made for.
+        """
+        counts = [_counts(chain.num_basis, self.num_dims) for chain in chains]
+        largest: list[int] = [max(each) for each in zip(*counts, strict=True)]
+        if list(_counts(self.model.num_basis, self.num_dims)) != largest:
+            self._resize(largest)
+        rank = self.model.rank if not self.model.adapts_rank else max(chain.energies.shape[1] for chain in chains)
+        rank = rank if self.earlier is None else self.earlier.rank
+        self.model.resize(rank=rank)
+        pad = torch.nn.functional.pad
+        for chain in chains:
+            missing = rank - chain.energies.shape[1]
+            chain.factors = [pad(factor, (0, 0, 0, missing)) for factor in self._resized(chain.factors)]
+            chain.energies = pad(chain.energies, (0, missing))
+        return self.plan.rank
+
     def _diagnose(self, posterior: DrawsPosterior, num_chains: int) -> tuple[dict[str, float], dict[str, float]]:
         sample = self.training.summary.sample
         rows = torch.linspace(0, len(sample) - 1, min(NUM_WATCHED, len(sample))).long()
@@ -450,6 +642,10 @@ class GibbsFit:
             rhat[name] = float(split_rhat(array).max())
             ess[name] = float(effective_sample_size(array).min())
         return rhat, ess
+
+
+def _counts(num_basis: int | Sequence[int], num_dims: int) -> Sequence[int]:
+    return [num_basis] * num_dims if isinstance(num_basis, int) else num_basis
 
 
 def _target_identity(model: TKRR, summary: Summary) -> dict[str, Any]:
@@ -482,21 +678,29 @@ def _require_same_target(earlier: DrawsPosterior, identity: dict[str, Any]) -> N
 
 
 def _verdict(
-    posterior: DrawsPosterior, num_chains: int, watched: set[str], rhat: dict[str, float], sizes: Sequence[int]
+    posterior: DrawsPosterior,
+    num_chains: int,
+    watched: set[str],
+    rhat: dict[str, float],
+    sizes: Sequence[int],
+    *,
+    warn: bool,
 ) -> str:
+    """What was done; a warning where chains disagree, unless they are many and short on purpose."""
     message = (
         f"{posterior.num_draws} draws of {num_chains} chain(s), rank {posterior.rank}, "
         f"{min(sizes)} to {max(sizes)} functions per dimension."
     )
     worst = max(rhat[name] for name in watched)
     if num_chains > 1 and worst > MAX_RHAT:
-        warnings.warn(
-            f"The chains disagree: split R-hat of function values and noise is up to {worst:.2f}, above {MAX_RHAT}. "
-            "Raise num_warmup and num_draws; the pooled draws still cover what the chains found.",
-            ConvergenceWarning,
-            stacklevel=4,
-        )
-        message += f" The chains disagree (R-hat {worst:.2f}): more sweeps are advised."
+        message += f" The chains disagree (R-hat {worst:.2f}); the pooled draws cover what they found."
+        if warn:
+            warnings.warn(
+                f"The chains disagree: split R-hat of function values and noise is up to {worst:.2f}, above "
+                f"{MAX_RHAT}. Raise num_warmup and num_draws; the pooled draws still cover what the chains found.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
     return message
 
 

@@ -47,6 +47,9 @@ from .rollback import rollback_on_error
 from .setup import Setup, announce_products, check_inside, check_num_dims
 from .warp import InputWarp
 
+#: R of :func:`~gpytorch_tkrr.fit_als` where none is given.
+DEFAULT_RANK = 10
+
 #: Posteriors that can be restored from a `state_dict`, by their kind.
 POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (LaplacePosterior, DrawsPosterior)}
 
@@ -65,7 +68,8 @@ class TKRR(GP):
     :param likelihood: A GPyTorch likelihood. With a BernoulliLikelihood the targets are classes {0, 1} or {-1, +1},
         taken as the numbers -1 and +1: the sign of the response decides (least-squares support vector machine).
     :param kernel: A separable kernel, stored as `covar_module`; by default :func:`~gpytorch_tkrr.anova_kernel`.
-    :param rank: R, the number of components.
+    :param rank: R, the number of components. By default :func:`~gpytorch_tkrr.fit_gibbs` finds out how many are needed;
+        :func:`~gpytorch_tkrr.fit_als` takes 10.
     :param num_basis: Number of sines, for all dimensions or for each. By default 20, with the default kernel fewer for
         columns with fewer distinct values; :func:`~gpytorch_tkrr.fit_gibbs` then adapts them to the lengthscales that
         it finds.
@@ -99,7 +103,7 @@ class TKRR(GP):
         likelihood: Likelihood,
         *,
         kernel: Kernel | None = None,
-        rank: int = 10,
+        rank: int | None = None,
         num_basis: int | Sequence[int] | None = None,
         domain: Domain | None = None,
         mean_module: Mean | None = None,
@@ -111,7 +115,8 @@ class TKRR(GP):
         if (train_x is None) != (train_y is None):
             raise InputError("Give both train_x and train_y, or neither.")
         self.likelihood = likelihood
-        self.rank = _as_rank(rank)
+        self.rank = DEFAULT_RANK if rank is None else _as_rank(rank)
+        self.adapts_rank = rank is None
         self.num_basis = DEFAULT_NUM_BASIS if num_basis is None else as_num_basis(num_basis)
         self.adapts_num_basis = num_basis is None
         self.max_num_basis: tuple[int, ...] | None = None  # where it is adapted: no more than distinct values ask for

@@ -309,7 +309,7 @@ class Augmentation(ABC):
 
         :param parameters: The present ones.
         :param rng: Source of random numbers, the same in all processes. Numbers for single rows are made from a key, by
-            :func:`~gpytorch_tkrr.model.likelihoods.keyed.row_uniform`.
+            :func:`~gpytorch_tkrr.data.keyed.row_uniform`.
         """
 
     def after_visit(self, parameters: Parameters, square: float, count: float, rng: np.random.Generator) -> Parameters:

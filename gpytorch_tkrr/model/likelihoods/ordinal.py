@@ -14,12 +14,12 @@ from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
 from torch import Tensor
 from torch.distributions import Categorical
 
+from ...data.keyed import row_uniform
 from ...data.source import Batch, Working
 from ...data.training import Summary
 from ...errors import InputError
 from .base import Augmentation, Observation, Parameters, Rows, SumRows, per_row, register
 from .candidates import NUM_CANDIDATES, choose, steps
-from .keyed import row_uniform
 
 #: Standard deviation of the normal prior of cut points.
 CUT_SD = 5.0

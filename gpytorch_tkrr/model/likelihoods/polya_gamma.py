@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .keyed import uniform
+from ...data.keyed import uniform
 
 #: Terms of the sum that are drawn one by one; the constants of :func:`_skewness` are those of the rest after four.
 NUM_TERMS = 4

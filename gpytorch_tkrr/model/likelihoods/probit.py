@@ -18,11 +18,11 @@ import torch
 from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
 
+from ...data.keyed import row_uniform
 from ...data.source import Batch, Working
 from ...data.training import Summary
 from ...errors import InputError
 from .base import Augmentation, Observation, Parameters, Rows, per_row, register
-from .keyed import row_uniform
 
 
 @register(BernoulliLikelihood)

@@ -17,11 +17,11 @@ from gpytorch.likelihoods import (
 from processes import run_processes
 
 import gpytorch_tkrr as tkrr
+from gpytorch_tkrr.data.keyed import row_uniform
 from gpytorch_tkrr.data.source import Batch
 from gpytorch_tkrr.model.likelihoods import base
 from gpytorch_tkrr.model.likelihoods.base import Augmentation, Observation, observe, register
 from gpytorch_tkrr.model.likelihoods.gaussian import GaussianObservation
-from gpytorch_tkrr.model.likelihoods.keyed import row_uniform
 from gpytorch_tkrr.model.likelihoods.noise import NoiseModel
 
 GRID = torch.tensor([2.5, 4.0, 8.0, 30.0], dtype=torch.float64)

@@ -9,7 +9,7 @@ import scipy.stats
 import torch
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.model.likelihoods.keyed import uniform
+from gpytorch_tkrr.data.keyed import uniform
 from gpytorch_tkrr.model.likelihoods.probit import truncated_noise
 
 

@@ -1,0 +1,117 @@
+r"""What a Gibbs fit does where it is told nothing: how many chains and components, which rows first, how many sweeps.
+
+Chains start on few rows. A sweep is cheap there, and the data leave room: components that are wrong move, where all
+rows would hold them. Then come more rows, then all. A stage of the warm-up ends when the noise has stopped falling.
+
+A posterior of CP weights has many modes. Where rows are few, chains are cheap and each explains the rows in its own
+way, so there are several; where rows are many one chain takes all the time there is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: Components that a chain starts with where no rank is given, at least and at most.
+MIN_RANK, MAX_RANK = 32, 64
+
+#: Multiplications that a sweep over all rows may take; the rank is chosen by it, between the two above.
+SWEEP_COST = 5e10
+
+#: Rows of the first stage; each later one has so many times more. All rows are taken where they are not twice as many.
+FEW_ROWS, GROWTH = 4000, 4
+
+#: Chains where there are at most so many rows.
+CHAINS = {1000: 6, 3000: 4, 8000: 2}
+
+#: Sweeps of the warm-up: where one stage takes all rows, on few rows, and on each larger number.
+ONE_STAGE, FIRST_STAGE, LATER_STAGE = 50, 60, 10
+
+#: Draws of all chains together, and of each at least.
+NUM_DRAWS, MIN_DRAWS = 120, 30
+
+#: A stage is over when the logarithm of the noise variance, averaged over so many sweeps, has fallen by less than this
+#: since the average before.
+WINDOW, MIN_FALL = 10, 0.02
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    Chosen before the first sweep, from sizes alone.
+
+    :param num_chains: C.
+    :param rank: R that the prior is made for, and that a chain starts with.
+    :param rows: Rows of each stage of the warm-up; the last has all.
+    :param ends: The sweep before which each stage ends, at the latest.
+    :param num_draws: Draws of each chain.
+    :param is_fixed: Whether the number of warm-up sweeps was given.
+    """
+
+    num_chains: int
+    rank: int
+    rows: tuple[int, ...]
+    ends: tuple[int, ...]
+    num_draws: int
+    is_fixed: bool
+
+    @classmethod
+    def choose(
+        cls,
+        num_rows: int,
+        num_moments: int,
+        *,
+        rank: int | None,
+        num_warmup: int | None,
+        num_draws: int | None,
+        num_chains: int | None,
+    ) -> Plan:
+        """
+        What is None is chosen; what is given is taken as it is. There is one chain where only sweeps are given.
+
+        :param num_rows: N.
+        :param num_moments: Moment functions of all modes together: a sweep multiplies N times as many numbers for each
+            pair of components.
+        :param rank: R.
+        :param num_warmup: Sweeps before the first draw.
+        :param num_draws: Draws of each chain.
+        :param num_chains: C.
+        """
+        if num_chains is None and (num_warmup is not None or num_draws is not None):
+            num_chains = 1
+        if num_chains is None:
+            num_chains = next((number for limit, number in CHAINS.items() if num_rows <= limit), 1)
+        if rank is None:
+            affordable = math.isqrt(max(int(2 * SWEEP_COST / (num_rows * num_moments)), 1))
+            rank = min(max(affordable, MIN_RANK), MAX_RANK)
+        rows = _stage_rows(num_rows)
+        if num_warmup is None:
+            sweeps = [FIRST_STAGE] + [LATER_STAGE] * (len(rows) - 1) if len(rows) > 1 else [ONE_STAGE]
+        else:
+            later = num_warmup // 10 if num_warmup else 0
+            sweeps = [num_warmup - later * (len(rows) - 1)] + [later] * (len(rows) - 1)
+        if num_draws is None:
+            num_draws = max(math.ceil(NUM_DRAWS / num_chains), MIN_DRAWS)
+        ends = tuple(sum(sweeps[: i + 1]) for i in range(len(sweeps)))
+        return cls(num_chains, rank, rows, ends, num_draws, num_warmup is not None)
+
+
+def _stage_rows(num_rows: int) -> tuple[int, ...]:
+    rows, few = [], FEW_ROWS
+    while 2 * few < num_rows:
+        rows.append(few)
+        few *= GROWTH
+    return (*rows, num_rows)
+
+
+def has_settled(log_noise: Sequence[float]) -> bool:
+    """
+    Whether the noise has stopped falling.
+
+    :param log_noise: Logarithm of the noise variance after each sweep of a stage.
+    """
+    if len(log_noise) < 2 * WINDOW:
+        return False
+    before, last = sum(log_noise[-2 * WINDOW : -WINDOW]) / WINDOW, sum(log_noise[-WINDOW:]) / WINDOW
+    return before - last < MIN_FALL
