@@ -265,9 +265,11 @@ class GibbsFit:
             num_chains, rank = len(earlier.resume["chains"]), earlier.resume.get("rank", model.rank)
         elif self.als_factors:
             rank = len(self.als_factors[0])
+        tables = self.designs[-1].tables
         self.plan = Plan.choose(
             self.training.summary.num_rows,
-            sum(table.num_moments for table in self.designs[-1].tables),
+            sum(table.num_moments for table in tables),
+            max(table.num_functions for table in tables),
             rank=rank,
             num_warmup=num_warmup,
             num_draws=num_draws,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 #: Components that a chain starts with where no rank is given, at least and at most.
 MIN_RANK, MAX_RANK = 32, 64
 
-#: Multiplications that a sweep over all rows may take; the rank is chosen by it, between the two above.
+#: Multiplications that a sweep over all rows may take.
 SWEEP_COST = 5e10
 
 #: Rows of the first stage; each later one has so many times more. All rows are taken where they are not twice as many.
@@ -61,6 +61,7 @@ class Plan:
         cls,
         num_rows: int,
         num_moments: int,
+        num_functions: int,
         *,
         rank: int | None,
         num_warmup: int | None,
@@ -73,6 +74,7 @@ class Plan:
         :param num_rows: N.
         :param num_moments: Moment functions of all modes together: a sweep multiplies N times as many numbers for each
             pair of components.
+        :param num_functions: Functions of a mode: a factor that is chosen here has no more weights than there are rows.
         :param rank: R.
         :param num_warmup: Sweeps before the first draw.
         :param num_draws: Draws of each chain.
@@ -84,7 +86,7 @@ class Plan:
             num_chains = next((number for limit, number in CHAINS.items() if num_rows <= limit), 1)
         if rank is None:
             affordable = math.isqrt(max(int(2 * SWEEP_COST / (num_rows * num_moments)), 1))
-            rank = min(max(affordable, MIN_RANK), MAX_RANK)
+            rank = max(min(affordable, num_rows // num_functions, MAX_RANK), MIN_RANK)
         rows = _stage_rows(num_rows)
         if num_warmup is None:
             sweeps = [FIRST_STAGE] + [LATER_STAGE] * (len(rows) - 1) if len(rows) > 1 else [ONE_STAGE]

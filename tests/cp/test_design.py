@@ -154,3 +154,19 @@ def test_other_functions_give_the_sums_of_a_new_design_and_read_kept_rows_no_mor
     factors = [torch.randn(R, basis.num_functions, dtype=torch.float64) for basis in others]
     for d in (0, 2, 1):
         assert torch.equal(design.sums(d, factors, scale).pack(), fresh.sums(d, factors, scale).pack())
+
+
+def test_thinned_rows_are_random_and_the_same_for_all_batches():
+    x, y, weight = make_data()
+    factors = [torch.randn(R, basis.num_functions, dtype=torch.float64) for basis in BASES]
+    found = []
+    for batch_rows, memory in ((N, 1 << 30), (190, 1 << 30), (190, 0)):
+        design = Design(TrainingData(TensorSource(x, y, weight, batch_rows=batch_rows)), BASES, memory=memory)
+        small = design.thinned(200, key=5)
+        sums = small.sums(1, factors, torch.ones(R, dtype=torch.float64))
+        assert small.data.summary.num_rows == int(sums.count) and 150 < int(sums.count) < 250
+        found.append(sums.pack())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found[0], found[2], rtol=1e-10, atol=1e-10)
+    other = design.thinned(200, key=6).sums(1, factors, torch.ones(R, dtype=torch.float64)).pack()
+    assert not torch.allclose(other, found[0])

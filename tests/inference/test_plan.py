@@ -1,0 +1,134 @@
+"""What a Gibbs fit chooses where nothing is given."""
+
+import warnings
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+
+import gpytorch_tkrr as tkrr
+from gpytorch_tkrr.data.source import TensorSource
+from gpytorch_tkrr.inference import gibbs, workers
+from gpytorch_tkrr.inference.plan import MAX_RANK, MIN_RANK, WINDOW, Plan, has_settled
+
+NOTHING = {"rank": None, "num_warmup": None, "num_draws": None, "num_chains": None}
+
+
+def make_model(num_rows=60, rank=None, noise=0.05, **options):
+    generator = torch.Generator().manual_seed(num_rows)
+    x = torch.rand(num_rows, 3, generator=generator, dtype=torch.float64)
+    y = torch.sin(5 * x[:, 0]) * x[:, 1] + noise * torch.randn(num_rows, generator=generator, dtype=torch.float64)
+    options = {"num_basis": 6, **options}
+    return tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(), rank=rank, **options)
+
+
+def test_chains_get_fewer_and_stages_more_with_the_rows():
+    plans = [Plan.choose(n, 100, 10, **NOTHING) for n in (100, 2_000, 7_000, 20_000, 10**7)]
+    assert [plan.num_chains for plan in plans] == [6, 4, 2, 1, 1]
+    assert [len(plan.rows) for plan in plans] == [1, 1, 1, 2, 7]
+    for plan, n in zip(plans, (100, 2_000, 7_000, 20_000, 10**7), strict=True):
+        assert plan.rows[-1] == n and list(plan.rows) == sorted(set(plan.rows))
+        assert all(b >= 2 * a for a, b in zip(plan.rows, plan.rows[1:], strict=False))
+        assert MIN_RANK <= plan.rank <= MAX_RANK
+    assert plans[0].rank == MIN_RANK and plans[-1].rank == MIN_RANK
+
+
+def test_what_is_given_is_taken():
+    plan = Plan.choose(50_000, 100, 10, rank=7, num_warmup=100, num_draws=13, num_chains=3)
+    assert (plan.rank, plan.num_chains, plan.num_draws, plan.ends[-1], plan.is_fixed) == (7, 3, 13, 100, True)
+    assert Plan.choose(50, 100, 10, **{**NOTHING, "num_draws": 9}).num_chains == 1
+    assert set(Plan.choose(50_000, 100, 10, **{**NOTHING, "num_warmup": 0}).ends) == {0}
+
+
+def test_a_stage_is_over_when_the_noise_has_stopped_falling():
+    assert not has_settled([0.0] * (2 * WINDOW - 1)) and has_settled([0.0] * (2 * WINDOW))
+    assert not has_settled([-0.1 * i for i in range(2 * WINDOW)])
+    assert has_settled([0.01 * (-1) ** i for i in range(2 * WINDOW)])
+
+
+def test_nothing_given_gives_several_chains_and_a_rank_of_its_own():
+    model = make_model()
+    result = tkrr.fit_gibbs(model, seed=0)
+    assert len(result.posterior.chains.unique()) == 6 and "6 chain(s)" in result.message
+    assert model.rank == result.posterior.rank < MIN_RANK  # components that do nothing were dropped
+    x, y = model.train_inputs[0], model.train_targets
+    assert (model.predict(x).mean - y).square().mean().sqrt() < 0.1
+    assert set(result.rhat) >= {"f", "noise"}
+
+
+@pytest.mark.skipif(workers.sys.platform != "linux", reason="processes are forked on Linux only")
+def test_processes_change_no_draw(monkeypatch):
+    fits = []
+    for num_workers in (1, 2):
+        monkeypatch.setattr(gibbs, "num_parallel", lambda num=num_workers: num)
+        model = make_model(40, rank=3, num_basis=None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tkrr.ConvergenceWarning)
+            tkrr.fit_gibbs(model, seed=1, num_warmup=9, num_draws=5, num_chains=3)
+        fits.append(model)
+    assert fits[0].num_basis == fits[1].num_basis
+    for left, right in zip(fits[0].posterior.factors, fits[1].posterior.factors, strict=True):
+        assert torch.equal(left, right)
+
+
+@pytest.mark.skipif(workers.sys.platform != "linux", reason="processes are forked on Linux only")
+def test_failures_in_processes_are_errors():
+    def fail(number):
+        if number == 1:
+            raise ValueError("no such chain")
+        return number
+
+    with pytest.raises(tkrr.ProcessError, match="no such chain"):
+        workers.run_forked(fail, 3, 2)
+    with pytest.raises(tkrr.ProcessError, match="without a result"):
+        workers.run_forked(lambda number: workers.os._exit(3), 2, 2)
+
+
+def test_warm_up_on_few_rows_goes_on_with_all(monkeypatch):
+    monkeypatch.setattr("gpytorch_tkrr.inference.plan.FEW_ROWS", 50)
+    monkeypatch.setattr("gpytorch_tkrr.inference.plan.GROWTH", 3)
+    counts = []
+    sweep = gibbs.GibbsFit.sweep
+
+    def recorded(self, run):
+        sweep(self, run)
+        counts.append(run.sampler.design.data.summary.num_rows)
+
+    monkeypatch.setattr(gibbs.GibbsFit, "sweep", recorded)
+    model = make_model(400, rank=4)
+    tkrr.fit_gibbs(model, seed=0, num_warmup=20, num_draws=4)
+    assert counts == sorted(counts) and len(set(counts)) == 3
+    assert 30 < counts[0] < 70 and counts[-6:] == [400] * 6
+    sd = model.train_targets.std()
+    assert (model.predict(model.train_inputs[0]).mean - model.train_targets).square().mean().sqrt() < 0.3 * sd
+
+
+def test_few_rows_are_the_same_for_all_batches_and_a_resumed_fit_is_the_same(monkeypatch, tmp_path):
+    monkeypatch.setattr("gpytorch_tkrr.inference.plan.FEW_ROWS", 50)
+    sweep, factors = gibbs.GibbsFit.sweep, []
+    for stop, batch_rows in ((None, 1000), (None, 17), (5, 1000), (11, 1000)):
+        model = make_model(200, rank=3)
+        data = TensorSource(*model.train_inputs, model.train_targets, batch_rows=batch_rows)
+        path = tkrr.Checkpoint(tmp_path / f"{stop} {batch_rows}.pt", seconds=0)
+        count = 0
+
+        def stopped(self, run, stop=stop):
+            nonlocal count
+            count += 1
+            if stop is not None and count == stop:
+                raise KeyboardInterrupt
+            sweep(self, run)
+
+        monkeypatch.setattr(gibbs.GibbsFit, "sweep", stopped)
+        fit = {"data": data, "num_warmup": 10, "num_draws": 4, "seed": 0, "checkpoint": path}
+        if stop is not None:
+            with pytest.raises(KeyboardInterrupt):
+                tkrr.fit_gibbs(model, **fit)
+            stop = None
+        monkeypatch.setattr(gibbs.GibbsFit, "sweep", sweep)
+        tkrr.fit_gibbs(model, **fit)
+        factors.append(model.posterior.factors)
+    for other, is_exact in zip(factors[1:], (False, True, True), strict=True):
+        for left, right in zip(factors[0], other, strict=True):
+            assert torch.equal(left, right) if is_exact else np.allclose(left, right, rtol=1e-6, atol=1e-9)
