@@ -132,7 +132,8 @@ def run(args: argparse.Namespace) -> Report:
     report.rows.sort(key=lambda row: (row["data"], row["fold"], list(MODELS).index(row["model"])))
     report.notes += [
         "nlpd: of the predictive distribution (T-KRR: a mixture over draws; the others: normal), nlpd_normal: of a "
-        "normal distribution of the same mean and variance. seconds: processor time of training and prediction, one thread.",
+        "normal distribution of the same mean and variance. seconds: processor time of "
+        "training and prediction, one thread.",
         *summarise(report.rows),
     ]
     return report
