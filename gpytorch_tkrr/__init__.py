@@ -36,9 +36,18 @@ from .errors import (
     TKRRWarning,
     UnsupportedKernelError,
 )
+from .families.fourier_series import FourierSeries
+from .families.gauss_hermite import GaussHermite
+from .families.gauss_legendre import GaussLegendre
+from .families.map_kernel import MapKernel
+from .families.polynomial import Polynomial
+from .families.random_fourier import RandomFourier
+from .families.trigonometric import Trigonometric
+from .families.variational_fourier import VariationalFourier
 from .features.categorical import CategoricalKernel, IndicatorKernel
 from .features.finite import register_finite_basis
 from .features.spectral import register_spectral_density, spectral_density
+from .features.stationary import Sines
 from .hilbert.distribution import ReducedRankMultitaskNormal, ReducedRankNormal
 from .hilbert.functions import FunctionDraws, draw_posterior_functions, draw_prior_functions
 from .hilbert.gp import HilbertGP
@@ -80,9 +89,12 @@ __all__ = [
     "EmpiricalMeasure",
     "ExtrapolationWarning",
     "FactorPenalty",
+    "FourierSeries",
     "FrobeniusPenalty",
     "FullTensor",
     "FunctionDraws",
+    "GaussHermite",
+    "GaussLegendre",
     "GibbsResult",
     "HilbertGP",
     "HilbertKernel",
@@ -92,6 +104,7 @@ __all__ = [
     "InputError",
     "InputWarp",
     "MainEffects",
+    "MapKernel",
     "NegativeBinomialLikelihood",
     "NoiseChoice",
     "NotApplicableError",
@@ -103,12 +116,15 @@ __all__ = [
     "OutOfDomainWarning",
     "ParquetSource",
     "Penalty",
+    "Polynomial",
     "Prediction",
     "ProcessError",
+    "RandomFourier",
     "ReducedRankMultitaskNormal",
     "ReducedRankNormal",
     "SeparableKernelWarning",
     "Shard",
+    "Sines",
     "SizeError",
     "SobolIndices",
     "StalePosteriorWarning",
@@ -116,8 +132,10 @@ __all__ = [
     "TKRRError",
     "TKRRWarning",
     "TotalDegree",
+    "Trigonometric",
     "UniformMeasure",
     "UnsupportedKernelError",
+    "VariationalFourier",
     "anova_kernel",
     "choose_noise",
     "compare",

@@ -139,7 +139,27 @@ class Basis(ABC):
         return None
 
 
-class SineBasis(Basis):
+class SpectralBasis(Basis):
+    r"""
+    Functions of one angular frequency each, with which a stationary kernel with the spectral density S is
+
+    .. math:: k(x - x') \approx \sum_j q_j S(\omega_j) \phi_j(x) \phi_j(x').
+    """
+
+    center: Tensor
+
+    @property
+    @abstractmethod
+    def frequencies(self) -> Tensor:
+        r"""Angular frequencies :math:`\omega_j`, `(M,)`."""
+
+    @property
+    @abstractmethod
+    def factors(self) -> Tensor:
+        """:math:`q_j`, `(M,)`."""
+
+
+class SineBasis(SpectralBasis):
     r"""
     Laplace eigenfunctions with Dirichlet ends on :math:`[c - L, c + L]`, zero outside:
 
@@ -171,6 +191,10 @@ class SineBasis(Basis):
         r"""Angular frequencies :math:`\omega_j`, `(M,)`."""
         j = torch.arange(1, self._num_functions + 1, dtype=torch.float64, device=self.half_width.device)
         return math.pi * j / (2 * self.half_width)
+
+    @property
+    def factors(self) -> Tensor:
+        return torch.ones(self._num_functions, dtype=torch.float64, device=self.half_width.device)
 
     def angle(self, x: Tensor) -> Tensor:
         r""":math:`t = \pi (x - c + L) / (2 L)`, clamped to :math:`[0, \pi]` so that all sines vanish outside."""
@@ -286,7 +310,7 @@ class FourierBasis(Basis):
         j = torch.arange(1, self.num_harmonics + 1, dtype=torch.float64, device=x.device)
         phase = (2 * math.pi * x.double() / self.period.unsqueeze(-1)).unsqueeze(-1) * j  # (..., N, J)
         waves = torch.stack([phase.cos(), phase.sin()], dim=-1).flatten(-2)  # cos, sin, cos, sin, ...
-        return torch.cat([torch.ones_like(waves[..., :1]), waves], dim=-1)
+        return torch.cat([waves.new_ones(*waves.shape[:-1], 1), waves], dim=-1)
 
     @property
     def num_moments(self) -> int:

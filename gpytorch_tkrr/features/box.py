@@ -23,10 +23,11 @@ from ..errors import SizeError, UnsupportedKernelError
 from . import cosine, symmetric, task_table  # noqa: F401  they register their kernels
 from .bessel import periodic_variances
 from .categorical import require_levels
-from .expansion import Box, Expansion, OneInput, Sines, expand
+from .expansion import Box, Expansion, OneInput, expand
 from .finite import PeriodicTerm
-from .separable import SpectralTerm, has_levels, separate
+from .separable import has_levels, separate
 from .spectral import node_density
+from .stationary import Sines, SpectralProducts, SpectralTerm
 
 #: The box of a category reaches so far beyond its first and its last level.
 LEVEL_MARGIN = 0.5
@@ -44,7 +45,7 @@ _MAX_RESCALINGS = 60
 class _Axis:
     """One input column of a leaf, with the relative error that it may contribute."""
 
-    leaf: Sines
+    leaf: SpectralProducts
     position: int
     tolerance: float
 
@@ -146,7 +147,7 @@ def basis_size(kernel: Kernel, domain: Domain, num_basis: Sequence[int]) -> int:
     :param num_basis: Number of sines of each dimension.
     """
     center, half_width = domain.sides(len(num_basis))
-    box = Box(tuple(range(len(num_basis))), center, half_width, tuple(num_basis), FullTensor())
+    box = Box(tuple(range(len(num_basis))), center, half_width, tuple(num_basis), FullTensor(), Sines())
     return expand(kernel, box).num_functions
 
 
@@ -246,7 +247,7 @@ def _rbf_quantiles(missing: float) -> tuple[float, float]:
 def _draft(kernel: Kernel, lower: Tensor, upper: Tensor) -> tuple[Box, list[tuple[Expansion, float]]]:
     """A box of the right place and any size, and the leaves of the kernel's expansion on it."""
     num_dims = len(lower)
-    box = Box(tuple(range(num_dims)), (lower + upper) / 2, torch.ones(num_dims), (1,) * num_dims, FullTensor())
+    box = Box(tuple(range(num_dims)), (lower + upper) / 2, torch.ones(num_dims), (1,) * num_dims, FullTensor(), Sines())
     return box, list(expand(kernel, box).leaves())
 
 
@@ -269,7 +270,7 @@ def _half_widths(axes: list[_Axis], half_range: Tensor, categories: Sequence[int
 
 def _axes(leaves: list[tuple[Expansion, float]], tol: float) -> Iterator[_Axis]:
     for leaf, share in leaves:
-        if isinstance(leaf, Sines):
+        if isinstance(leaf, SpectralProducts):
             for position in range(len(leaf.box.columns)):
                 yield _Axis(leaf, position, tol * share / len(leaf.box.columns))
 

@@ -1,8 +1,8 @@
 r"""A kernel tree as features and variances, :math:`k(x, x') \approx \sum_i v_i(\theta) \phi_i(x) \phi_i(x')`.
 
-This is the kernel tree read for all inputs at once. A node that has a spectral density becomes a tensor product of
-sines with the density as variances. Leaves with a finite basis bring their own functions (:mod:`.finite`). Sums
-concatenate, products multiply all pairs.
+This is the kernel tree read for all inputs at once. A stationary node gets the functions that a :class:`BasisFamily`
+has for it, by default a tensor product of sines with the spectral density as variances (:mod:`.stationary`). Leaves
+with a finite basis bring their own functions (:mod:`.finite`). Sums concatenate, products multiply all pairs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from gpytorch import kernels
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from ..bases.basis import Basis, SineBasis
+from ..bases.basis import Basis
 from ..bases.covariance import Covariance, block_diagonal, kronecker
 from ..bases.index_set import IndexSet
-from .spectral import node_density, node_has_density
-from .tree import ColumnByColumn, FiniteBasis, Node, Side, Structure, unsupported
+from .tree import ColumnByColumn, Density, FiniteBasis, Node, Side, Structure, unsupported
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,9 @@ class Box:
     :param columns: Which columns of the inputs these are, `D` of them.
     :param center: Centres `(D,)`.
     :param half_width: Half widths `(D,)`.
-    :param num_basis: Number of sines of each column.
-    :param index_set: Which products of sines are kept.
+    :param num_basis: Number of functions of each column.
+    :param index_set: Which products of functions are kept.
+    :param family: Which functions they are.
     """
 
     columns: tuple[int, ...]
@@ -42,6 +42,7 @@ class Box:
     half_width: Tensor
     num_basis: tuple[int, ...]
     index_set: IndexSet
+    family: BasisFamily
 
     def side(self, column: int) -> Side:
         """
@@ -85,6 +86,9 @@ class BasisProducts:
 
 class Expansion(ABC):
     """Features and variances of one node of a kernel tree."""
+
+    #: Whether summands on the same functions can become one; they stand first in a sum.
+    can_merge = False
 
     @property
     @abstractmethod
@@ -139,6 +143,14 @@ class Expansion(ABC):
 
     def products(self) -> BasisProducts | None:
         """The features as products of fixed functions of one input each, where they are."""
+        return None
+
+    def merged(self, other: Expansion) -> Expansion | None:
+        """
+        The sum with another expansion on the same functions, or None where they are not the same.
+
+        :param other: The other one.
+        """
         return None
 
 
@@ -209,61 +221,58 @@ class OneInput(Expansion):
         return BasisProducts([basis], (self.column,), torch.arange(basis.num_functions).unsqueeze(-1))
 
 
-class Sines(Expansion):
+class BasisFamily(ABC):
     r"""
-    Products of sines with a spectral density as variances.
+    A way to choose the functions of stationary kernels: sines, variational Fourier features, quadratures and others.
 
-    :param nodes: Nodes of the tree that are added, all with the same free columns.
-    :param box: The box of these columns.
+    Given a leaf of a kernel tree, the box and a number of functions it returns functions of one input and the
+    covariance of their weights. Both readers of the tree ask here. The functions depend on box and number alone, so
+    that they are evaluated once while hyperparameters move.
     """
 
-    def __init__(self, nodes: Sequence[Node], box: Box):
-        self.nodes = list(nodes)
-        self.box = box
-        self.bases = [SineBasis(c, w, m) for c, w, m in zip(box.center, box.half_width, box.num_basis, strict=True)]
-
-    @property
-    def num_functions(self) -> int:
-        return self.box.index_set.size(self.box.num_basis)
-
-    @property
-    def indices(self) -> Tensor:
-        """Multi-indices `(M, D)`, counted from 1."""
-        return self.box.index_set.indices(self.box.num_basis).to(self.box.center.device)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.box.index_set.products(
-            [basis(x[..., column]) for basis, column in zip(self.bases, self.box.columns, strict=True)]
-        )
-
-    def variances(self) -> Tensor:
-        indices = self.indices - 1
-        columns = zip(self.box.columns, self.bases, indices.unbind(-1), strict=True)
-        omega = {column: basis.frequencies[index] for column, basis, index in columns}  # each (M,)
-        return reduce(torch.add, (node_density(node, omega) for node in self.nodes))
-
-    def at_lag(self, lag: Tensor) -> Tensor:
+    @abstractmethod
+    def term(self, node: Node, box: Box) -> Term:
         """
-        The kernels' own k at given lags.
+        The functions of one column of a node, and the prior covariance of their weights.
 
-        :param lag: `(T, D)` in the order of the box's columns.
-        :return: `(*batch, T)`, float64.
+        :param node: A node that this family represents; the lag of its other columns is zero.
+        :param box: The box of that column.
+        :raises UnsupportedKernelError: Names a node that the functions cannot represent.
         """
-        orders = ([self.box.columns.index(column) for column in node.free] for node in self.nodes)
-        return reduce(torch.add, (node.at_lag(lag[:, o]) for node, o in zip(self.nodes, orders, strict=True)))
 
-    @property
-    def structure(self) -> Hashable:
-        return type(self), self.box.columns, self.box.num_basis, self.box.index_set
+    def represents(self, node: Node) -> bool:
+        """
+        Whether a node is taken as a whole. By default these are the stationary leaves; sums, products and scales of
+        them are then put together from their parts.
 
-    def prior_variance(self, x: Tensor) -> Tensor:
-        return self.at_lag(torch.zeros(1, len(self.box.columns), dtype=torch.float64, device=x.device))
+        :param node: The node.
+        """
+        return isinstance(node.kind, Density)
 
-    def basis_parameters(self) -> list[Tensor]:
-        return [self.box.center, self.box.half_width]
+    def expand(self, node: Node, box: Box) -> Expansion:
+        """
+        The features of a node of any number of columns. By default of one: a family of functions of one input serves
+        sums and products of kernels of one input each.
 
-    def products(self) -> BasisProducts:
-        return BasisProducts(list(self.bases), self.box.columns, self.indices - 1)
+        :param node: A node that this family represents.
+        :param box: The box of its free columns.
+        """
+        if len(box.columns) > 1:
+            raise unsupported(
+                node,
+                f"sees {len(box.columns)} input columns, and {self} has functions of one. Write a product or a sum of "
+                "kernels with active_dims=(d,) each, or a ProductStructureKernel or AdditiveStructureKernel.",
+            )
+        return OneInput(box.columns[0], self.term(node, box))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *vars(self).items()))
 
 
 class Constant(Expansion):
@@ -439,8 +448,8 @@ def expand(kernel: Kernel, box: Box) -> Expansion:
 
 
 def _expand(node: Node, box: Box) -> Expansion:
-    if node_has_density(node):
-        return Sines([node], box.select(node.free))
+    if box.family.represents(node):
+        return box.family.expand(node, box.select(node.free))
     kind = node.kind
     if isinstance(kind, FiniteBasis):
         parts = []
@@ -471,17 +480,15 @@ def _expand(node: Node, box: Box) -> Expansion:
 
 
 def _merge(parts: list[Expansion]) -> Expansion:
-    """A sum, with summands over the same columns that all have densities merged: one basis serves them all."""
-    merged: dict[frozenset[int], Sines] = {}
-    rest: list[Expansion] = []
+    """A sum; summands on the same functions become one and stand first."""
+    summands: list[Expansion] = []
     for part in parts:
-        if not isinstance(part, Sines):
-            rest.append(part)
-            continue
-        columns = frozenset(part.box.columns)
-        if columns in merged:
-            merged[columns] = Sines([*merged[columns].nodes, *part.nodes], merged[columns].box)
+        for i, known in enumerate(summands):
+            together = known.merged(part)
+            if together is not None:
+                summands[i] = together
+                break
         else:
-            merged[columns] = part
-    summands = [*merged.values(), *rest]
+            summands.append(part)
+    summands.sort(key=lambda part: not part.can_merge)
     return summands[0] if len(summands) == 1 else Sum(summands)

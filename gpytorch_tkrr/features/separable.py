@@ -18,58 +18,18 @@ from gpytorch import kernels
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from ..bases.basis import Basis, ConcatenatedBasis, ConstantBasis, SineBasis
+from ..bases.basis import Basis, ConcatenatedBasis, ConstantBasis, SpectralBasis
 from ..bases.covariance import Covariance, block_diagonal
 from ..bases.domain import Domain
+from ..bases.index_set import FullTensor
 from ..bases.levels import LevelBasis
 from ..errors import SizeError
-from .expansion import Product, Term
-from .spectral import node_density, node_has_density
-from .tree import FiniteBasis, Node, Side, Structure, unsupported
+from .expansion import BasisFamily, Box, Product, Term
+from .stationary import Sines, SpectralTerm
+from .tree import FiniteBasis, Node, Structure, unsupported
 
-#: Number of sines per dimension where the user gives none.
+#: Number of functions per dimension where the user gives none.
 DEFAULT_NUM_BASIS = 20
-
-
-class SpectralTerm(Term):
-    r"""
-    Sines with the spectral density of a stationary kernel restricted to one of its columns.
-
-    A kernel over n columns with :math:`k(0) \ne 1` contributes :math:`k(0)^{1/n}` to each of them.
-
-    :param node: The kernel.
-    :param column: The column that this term stands for.
-    :param basis: The sines.
-    """
-
-    def __init__(self, node: Node, column: int, basis: SineBasis):
-        self.node, self.column, self._basis = node, column, basis
-
-    @property
-    def basis(self) -> SineBasis:
-        return self._basis
-
-    def variances(self) -> Tensor:
-        density = node_density(self.node, {self.column: self.basis.frequencies})
-        num_columns = len(self.node.free)
-        return density if num_columns == 1 else density * self._at_zero() ** (1 / num_columns - 1)
-
-    def prior_variance(self, x: Tensor) -> Tensor:
-        return self._at_zero() ** (1 / len(self.node.free))
-
-    def _at_zero(self) -> Tensor:
-        return self.node.at_lag(self.basis.center.new_zeros(1, len(self.node.free))).reshape(1)
-
-    def at_lag(self, lag: Tensor) -> Tensor:
-        """
-        The kernel at lags along its column, as a fraction of its value at zero.
-
-        :param lag: `(T,)`.
-        :return: `(T,)`, float64.
-        """
-        lags = lag.new_zeros(lag.shape[0], len(self.node.free))
-        lags[:, self.node.free.index(self.column)] = lag
-        return self.node.at_lag(lags) / self._at_zero()
 
 
 class ConstantTerm(Term):
@@ -144,7 +104,7 @@ class ScaledTerm(Term):
 
 class MergedTerm(Term):
     """
-    Several terms on the same sines: one basis, variances added.
+    Several terms on the same functions of one frequency each: one basis, variances added.
 
     :param terms: The terms.
     """
@@ -171,9 +131,8 @@ class Mode:
     """
 
     def __init__(self, terms: Sequence[Term]):
-        sines = [term for term in terms if isinstance(term.basis, SineBasis)]
-        others = [term for term in terms if not isinstance(term.basis, SineBasis)]
-        self.terms = (*others, *([MergedTerm(sines)] if len(sines) > 1 else sines))
+        others = [term for term in terms if not isinstance(term.basis, SpectralBasis)]
+        self.terms = (*others, *_merged([term for term in terms if isinstance(term.basis, SpectralBasis)]))
         self.basis = ConcatenatedBasis(*(term.basis.detach() for term in self.terms))
 
     @property
@@ -247,6 +206,19 @@ def has_levels(basis: Basis) -> bool:
     return any(isinstance(part, LevelBasis) for part in parts)
 
 
+def _merged(terms: Sequence[Term]) -> list[Term]:
+    """Terms on the same functions become one."""
+    groups: list[list[Term]] = []
+    for term in terms:
+        same = [group for group in groups if _same_functions(group[0].basis, term.basis)]
+        same[0].append(term) if same else groups.append([term])
+    return [MergedTerm(group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _same_functions(left: Basis, right: Basis) -> bool:
+    return left.structure == right.structure and all(map(torch.equal, left.parameters(), right.parameters()))
+
+
 def _num_needed(variances: Tensor, tail: float) -> int:
     """How many of the first functions carry all but a fraction of the variance."""
     left_out = variances.sum() - variances.cumsum(0)
@@ -278,14 +250,21 @@ class SeparableKernel:
         return reduce(torch.mul, (scale.outputscale.double().reshape(()) for scale in self.scales), one)
 
 
-def separate(kernel: Kernel, domain: Domain, num_basis: int | Sequence[int], num_dims: int) -> SeparableKernel:
+def separate(
+    kernel: Kernel,
+    domain: Domain,
+    num_basis: int | Sequence[int],
+    num_dims: int,
+    family: BasisFamily | None = None,
+) -> SeparableKernel:
     """
     Read a kernel tree as a product of one-dimensional kernels, or raise an error that names the node in the way.
 
     :param kernel: A GPyTorch kernel.
     :param domain: The box.
-    :param num_basis: Number of sines, for all dimensions or for each.
+    :param num_basis: Number of functions, for all dimensions or for each.
     :param num_dims: D, the number of input dimensions.
+    :param family: Which functions stationary kernels get; by default sines.
 
     Example:
         >>> from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -297,14 +276,14 @@ def separate(kernel: Kernel, domain: Domain, num_basis: int | Sequence[int], num
     """
     sizes = count_per_dimension(num_basis, num_dims)
     center, half_width = domain.sides(num_dims)
-    sines = [SineBasis(c, w, m) for c, w, m in zip(center, half_width, sizes, strict=True)]
+    box = Box(tuple(range(num_dims)), center, half_width, tuple(sizes), FullTensor(), family or Sines())
     scales: list[kernels.ScaleKernel] = []
     node = Node.root(kernel, num_dims)
     while node.kind is Structure.SCALE:
         _check_batch(node)
         scales.append(node.kernel)
         node = node.base()
-    splitter = _Splitter(sines)
+    splitter = _Splitter(box)
     terms = splitter.split(node)
     modes = [Mode(terms.get(d, [UnseenTerm(center.device)])) for d in range(num_dims)]
     return SeparableKernel(modes, scales, splitter.radial)
@@ -324,7 +303,7 @@ def num_basis_needed(kernel: Kernel, domain: Domain, most: Sequence[int], tail: 
 
 def count_per_dimension(num_basis: int | Sequence[int], num_dims: int) -> list[int]:
     """
-    The number of sines of each dimension, checked.
+    The number of functions of each dimension, checked.
 
     :param num_basis: One number for all dimensions, or one for each.
     :param num_dims: D.
@@ -352,8 +331,8 @@ Terms = dict[int, list[Term]]  # the summands of the kernel of each input column
 class _Splitter:
     """Walks a kernel tree and collects the terms of each input dimension."""
 
-    def __init__(self, sines: list[SineBasis]):
-        self.sines = sines
+    def __init__(self, box: Box):
+        self.box, self.family = box, box.family
         self.radial: list[str] = []
 
     def split(self, node: Node) -> Terms:
@@ -374,7 +353,7 @@ class _Splitter:
             return {d: [ConstantTerm(node.kernel, 1 / len(node.free))] for d in node.free}
         if isinstance(kind, FiniteBasis):
             return self._finite(node, kind)
-        if not node_has_density(node):
+        if not self.family.represents(node):
             raise unsupported(
                 node,
                 f"over input dimensions {list(node.free)} is not a product of one-dimensional kernels with a known "
@@ -384,7 +363,7 @@ class _Splitter:
             )
         if len(node.free) > 1 and not isinstance(node.kernel, (kernels.RBFKernel, kernels.SpectralMixtureKernel)):
             self.radial.append(f"{node.path}: {type(node.kernel).__name__}")
-        return {d: [SpectralTerm(node, d, self.sines[d])] for d in node.free}
+        return {d: [self.family.term(node, self.box.select((d,)))] for d in node.free}
 
     def _finite(self, node: Node, kind: FiniteBasis) -> Terms:
         if len(node.free) > 1 and kind.over_columns is not Product:
@@ -393,11 +372,7 @@ class _Splitter:
                 f"over {len(node.free)} input dimensions is not a product over them. Use one per dimension "
                 "(active_dims=(d,)), added to that dimension's kernel.",
             )
-        return {d: [kind.make(node, d, self._side(d))] for d in node.free}
-
-    def _side(self, d: int) -> Side:
-        basis = self.sines[d]
-        return Side(basis.center, basis.half_width, basis.num_functions)
+        return {d: [kind.make(node, d, self.box.side(d))] for d in node.free}
 
     def _product(self, node: Node) -> Terms:
         children = node.children()
@@ -408,8 +383,8 @@ class _Splitter:
             for d, terms in self.split(factor).items():
                 if d in result:
                     together = node.restricted((d,))
-                    if node.support() == {d} and node_has_density(together):
-                        return {d: [SpectralTerm(together, d, self.sines[d])]}
+                    if node.support() == {d} and self.family.represents(together):
+                        return {d: [self.family.term(together, self.box.select((d,)))]}
                     raise unsupported(
                         node,
                         f"has two factors that act on input dimension {d}. A CP-weight model takes products over "

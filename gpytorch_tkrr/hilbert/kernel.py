@@ -30,9 +30,11 @@ from ..errors import (
     TKRRError,
     UnsupportedKernelError,
 )
+from ..families.map_kernel import FeatureMap
 from ..features.box import MAX_CHOSEN_FUNCTIONS, require_categories
-from ..features.expansion import Box, Expansion, Sines, expand
+from ..features.expansion import BasisFamily, Box, Expansion, expand
 from ..features.represented import MAX_MISSING, missing_fraction, missing_variance
+from ..features.stationary import Sines, SpectralProducts, as_family
 from ..operators.gram import GramCache
 from ..operators.lazy_operators import HilbertCrossLinearOperator, RefusedLinearOperator
 from ..operators.operator import HilbertLinearOperator
@@ -71,10 +73,11 @@ class HilbertKernel(ReducedRankKernel):
     ``kernel.outputscale`` and their raw parameters are found, and set, where they were before the kernel was wrapped.
     The `state_dict` has the keys of `base_kernel`'s own; box and counts travel in its metadata.
 
-    :param base_kernel: The kernel to approximate.
+    :param base_kernel: The kernel to approximate; None with a map that has a kernel of its own.
     :param domain: The box; its dimensions are the columns that this kernel sees.
-    :param num_basis: Number of sines, for all input dimensions or for each.
-    :param index_set: Which products of sines are kept; all of them by default.
+    :param num_basis: Number of functions, for all input dimensions or for each.
+    :param basis: Which functions stationary kernels get; by default :class:`~gpytorch_tkrr.Sines`.
+    :param index_set: Which products of functions are kept; all of them by default.
     :param active_dims: Input columns that this kernel sees; all by default.
 
     Example:
@@ -92,10 +95,11 @@ class HilbertKernel(ReducedRankKernel):
 
     def __init__(
         self,
-        base_kernel: Kernel,
+        base_kernel: Kernel | None,
         domain: Domain,
         num_basis: int | Sequence[int] | Tensor,
         *,
+        basis: BasisFamily | None = None,
         index_set: IndexSet | None = None,
         active_dims: Sequence[int] | Tensor | None = None,
     ):
@@ -103,6 +107,11 @@ class HilbertKernel(ReducedRankKernel):
         keep_structure_of_tasks()
         if not isinstance(domain, Domain):
             raise TypeError(f"domain must be a gpytorch_tkrr.Domain; got {type(domain).__name__}.")
+        self.family = as_family(basis)
+        if base_kernel is None:
+            if not isinstance(self.family, FeatureMap):
+                raise TypeError(f"HilbertKernel needs a base kernel: {self.family} has none of its own.")
+            base_kernel = self.family.scaled_kernel(domain, as_num_basis(num_basis))
         make_transparent(base_kernel)
         self.base_kernel = base_kernel
         self.domain = domain
@@ -175,7 +184,7 @@ class HilbertKernel(ReducedRankKernel):
 
     @property
     def num_basis(self) -> int | tuple[int, ...]:
-        """Number of sines, for all input dimensions or for each."""
+        """Number of functions, for all input dimensions or for each."""
         return self._num_basis
 
     @num_basis.setter
@@ -206,7 +215,7 @@ class HilbertKernel(ReducedRankKernel):
         num_basis = (self.num_basis,) * num_dims if isinstance(self.num_basis, int) else self.num_basis
         if len(num_basis) != num_dims:
             raise SizeError(f"num_basis has {len(num_basis)} entries but the inputs have {num_dims} columns.")
-        box = Box(tuple(range(num_dims)), center, half_width, num_basis, self.index_set)
+        box = Box(tuple(range(num_dims)), center, half_width, num_basis, self.index_set, self.family)
         expansion = expand(self.base_kernel, box)
         if expansion.num_functions > MAX_FUNCTIONS:
             raise SizeError(
@@ -336,7 +345,7 @@ class HilbertKernel(ReducedRankKernel):
                 self.domain = choice[0].to(self.domain.center.device)
                 self.num_basis = choice[1]
         sides = torch.stack([self.domain.center, self.domain.half_width])
-        return self._num_basis, self.index_set, *sides.flatten().tolist()
+        return self._num_basis, self.family, self.index_set, *sides.flatten().tolist()
 
     def _evaluate(self, expansion: Expansion, x: Tensor, is_data: bool) -> tuple[Tensor, GramCache | None]:
         """Features, from the cache where inputs and basis have the same content as last time."""
@@ -441,7 +450,7 @@ class HilbertKernel(ReducedRankKernel):
         error = float(missing_fraction(represented, exact).abs().max())
         if error <= self._accepted_error:
             return
-        few = any(isinstance(leaf, Sines) and _is_truncated(leaf) for leaf, _ in expansion.leaves())
+        few = any(isinstance(leaf, SpectralProducts) and _is_truncated(leaf) for leaf, _ in expansion.leaves())
         cause = "too few functions for the lengthscale" if few else "the box is too small for the lengthscale"
         remedy = "raise num_basis" if few else "widen the Domain (a larger boundary_factor)"
         remedy = f"Use HilbertKernel.from_tolerance, or {remedy}"
@@ -468,7 +477,7 @@ class HilbertKernel(ReducedRankKernel):
 
     def basis(self, num_dims: int) -> Tensor:
         """
-        Centre and half width of the box, and number of sines, `(3, D)`, float64.
+        Centre and half width of the box, and number of functions, `(3, D)`, float64.
 
         :param num_dims: D.
         """
@@ -535,7 +544,12 @@ class HilbertKernel(ReducedRankKernel):
                 destination._metadata[prefix + path[len(_INNER) :]] = facts
         num_basis = self.num_basis if isinstance(self.num_basis, int) else list(self.num_basis)
         sides = {"center": self.domain.center.tolist(), "half_width": self.domain.half_width.tolist()}
-        destination._metadata[prefix[:-1]] = {**state._metadata[""], "num_basis": num_basis, **sides}
+        destination._metadata[prefix[:-1]] = {
+            **state._metadata[""],
+            "num_basis": num_basis,
+            "basis": repr(self.family),
+            **sides,
+        }
         return destination
 
     def _load_from_state_dict(
@@ -570,6 +584,9 @@ class HilbertKernel(ReducedRankKernel):
     def _load_basis(self, facts: Any, errors: list[str]) -> None:
         sides = (torch.tensor(facts[name], dtype=torch.float64) for name in ("center", "half_width"))
         domain = Domain(*sides)
+        if facts.get("basis", repr(Sines())) != repr(self.family):
+            errors.append(f"The state is that of a kernel with basis={facts['basis']}; this kernel has {self.family}.")
+            return
         if domain.num_dims != self.domain.num_dims:
             errors.append(f"The box has {domain.num_dims} dimensions in the state, and {self.domain.num_dims} here.")
             return
@@ -657,7 +674,7 @@ def _spread_rows(x: Tensor, num: int) -> Tensor:
     return torch.cat([extremes, even]).unique()
 
 
-def _is_truncated(leaf: Sines) -> bool:
+def _is_truncated(leaf: SpectralProducts) -> bool:
     """Whether the density at the highest kept frequency of some dimension is still a sizeable part of its largest."""
     variances = leaf.variances()
     largest = variances.amax(-1)

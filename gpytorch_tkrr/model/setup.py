@@ -12,8 +12,10 @@ from torch import Tensor
 from ..bases.domain import Domain
 from ..data.training import Summary
 from ..errors import DomainError, InputError, SeparableKernelWarning
+from ..families.map_kernel import FeatureMap
 from ..features.box import choose_box
 from ..features.categorical import require_levels
+from ..features.expansion import BasisFamily
 from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, separate
 from .anova import anova_kernel
 from .warp import InputWarp
@@ -29,6 +31,7 @@ class Setup:
     :param warp: The input warp; None for none.
     :param num_basis: Numbers of sines.
     :param max_num_basis: How many each mode may get where they are adapted; None for no limit.
+    :param family: Which functions stationary kernels get; a map brings a kernel of its own.
     :param categorical: The columns that the default kernel takes as categories.
     """
 
@@ -37,6 +40,7 @@ class Setup:
     warp: InputWarp | None
     num_basis: int | tuple[int, ...]
     max_num_basis: tuple[int, ...] | None
+    family: BasisFamily
     categorical: tuple[int, ...] = ()
 
     def completed(
@@ -54,6 +58,11 @@ class Setup:
         if kernel is None and adapts_num_basis:
             max_num_basis = tuple(max(count, 2) for count in summary.num_distinct())
             num_basis = tuple(min(DEFAULT_NUM_BASIS, most) for most in max_num_basis)
+        domain = self.domain
+        if kernel is None and isinstance(self.family, FeatureMap):
+            domain = Domain.from_bounds(summary.lower, summary.upper, boundary_factor=1.2) if domain is None else domain
+            kernel = self.family.scaled_kernel(domain, num_basis, summary.variance or 1.0)
+            kernel = kernel.to(summary.lower.device, dtype)
         if kernel is None:
             kernel = anova_kernel(
                 summary.num_dims,
@@ -69,10 +78,9 @@ class Setup:
         if adapts_warp and warp is None:
             found = InputWarp.from_data(summary.sample, summary.lower, summary.upper, keep=categories)
             warp = found if found.columns.numel() else None
-        domain = self.domain
         if domain is None:
             domain = choose_box(kernel, summary.lower, summary.upper, 0.01 / summary.num_dims)
-        return Setup(kernel, domain, warp, num_basis, max_num_basis, self.categorical)
+        return Setup(kernel, domain, warp, num_basis, max_num_basis, self.family, self.categorical)
 
 
 def check_num_dims(given: int, known: int | None) -> None:

@@ -33,9 +33,12 @@ from ..errors import (
     SizeError,
     StalePosteriorWarning,
 )
+from ..families.map_kernel import FeatureMap
 from ..features.categorical import require_levels
+from ..features.expansion import BasisFamily
 from ..features.represented import MAX_MISSING, ModeGrid, missing_of_modes, range_grids
 from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, separate
+from ..features.stationary import Sines, as_family
 from .anova import anova_kernel
 from .draws import DrawsPosterior
 from .extrapolation import MARGIN, TrainingRange
@@ -74,6 +77,8 @@ class TKRR(GP):
         columns with fewer distinct values; :func:`~gpytorch_tkrr.fit_gibbs` then adapts them to the lengthscales that
         it finds.
     :param domain: The box. By default it is chosen from the data and the kernel's lengthscales, once.
+    :param basis: Which functions stationary kernels get; by default :class:`~gpytorch_tkrr.Sines`. A map with a kernel
+        of its own (:class:`~gpytorch_tkrr.Polynomial` and others) takes the place of the kernel, too.
     :param mean_module: The mean; by default a ConstantMean that a fit sets to the mean of the targets.
     :param warp: A map of the inputs that kernel and box see, not the mean. True for :meth:`InputWarp.from_data` of the
         training inputs; by default none.
@@ -106,6 +111,7 @@ class TKRR(GP):
         rank: int | None = None,
         num_basis: int | Sequence[int] | None = None,
         domain: Domain | None = None,
+        basis: BasisFamily | None = None,
         mean_module: Mean | None = None,
         warp: InputWarp | bool | None = None,
         categorical: Sequence[int] = (),
@@ -118,7 +124,8 @@ class TKRR(GP):
         self.rank = DEFAULT_RANK if rank is None else _as_rank(rank)
         self.adapts_rank = rank is None
         self.num_basis = DEFAULT_NUM_BASIS if num_basis is None else as_num_basis(num_basis)
-        self.adapts_num_basis = num_basis is None
+        self.family = as_family(basis)
+        self.adapts_num_basis = num_basis is None and isinstance(self.family, Sines)
         self.max_num_basis: tuple[int, ...] | None = None  # where it is adapted: no more than distinct values ask for
         self.mean_module = ConstantMean() if mean_module is None else mean_module
         self.fits_mean = mean_module is None
@@ -174,7 +181,7 @@ class TKRR(GP):
         """The kernel, read mode by mode at its current hyperparameters."""
         num_dims = self.num_dims
         assert self.covar_module is not None and self.domain is not None
-        return separate(self.covar_module, self.domain, self.num_basis, num_dims)
+        return separate(self.covar_module, self.domain, self.num_basis, num_dims, self.family)
 
     def prepare(self, data: Any = None) -> None:
         """
@@ -230,7 +237,15 @@ class TKRR(GP):
     def _choose(self, summary: Summary) -> None:
         """Kernel, warp, box and counts from the data, where none were given; warnings about what does not fit."""
         dtype = None if self.train_inputs is None else self.train_inputs[0].dtype
-        given = Setup(self.covar_module, self.domain, self.warp, self.num_basis, self.max_num_basis, self.categorical)
+        given = Setup(
+            self.covar_module,
+            self.domain,
+            self.warp,
+            self.num_basis,
+            self.max_num_basis,
+            self.family,
+            self.categorical,
+        )
         chosen = given.completed(
             summary, adapts_warp=self.adapts_warp, adapts_num_basis=self.adapts_num_basis, dtype=dtype
         )
@@ -676,7 +691,7 @@ class TKRR(GP):
 
     def get_extra_state(self) -> dict[str, Any]:
         """The posterior, for `state_dict`."""
-        state: dict[str, Any] = {"stale": self.is_stale, "num_basis": self.num_basis}
+        state: dict[str, Any] = {"stale": self.is_stale, "num_basis": self.num_basis, "basis": repr(self.family)}
         state["flat_outside"] = self.is_flat_outside
         if self.training_range is not None:
             known = self.training_range
@@ -695,6 +710,11 @@ class TKRR(GP):
 
         :param state: As returned by :meth:`get_extra_state`.
         """
+        if state.get("basis", repr(Sines())) != repr(self.family):
+            raise InputError(
+                f"The state is that of a model with basis={state['basis']}; this model has {self.family}. Make it with "
+                "the same basis."
+            )
         self.is_stale = state["stale"]
         self.num_basis = state["num_basis"]
         self.training_range = TrainingRange(*state["range"]) if "range" in state else None
@@ -723,6 +743,9 @@ class TKRR(GP):
                     )
                 if self.domain is None or self.domain.center.shape != center.shape:
                     self.domain = Domain(center, half_width)
+                if self.covar_module is None and isinstance(self.family, FeatureMap):
+                    num_basis = state_dict["_extra_state"]["num_basis"]
+                    self.covar_module = self.family.scaled_kernel(self.domain, num_basis).to(center.dtype)
                 if self.covar_module is None:
                     categorical = state_dict.get("_extra_state", {}).get("categorical", ())
                     self.covar_module = anova_kernel(center.numel(), categorical=categorical).to(center.dtype)

@@ -21,7 +21,8 @@ from gpytorch.kernels import (
 )
 
 from gpytorch_tkrr import Domain, HilbertKernel, UnsupportedKernelError
-from gpytorch_tkrr.features.expansion import OneInput, Product, Scaled, Sines, Sum
+from gpytorch_tkrr.features.expansion import OneInput, Product, Scaled, Sum
+from gpytorch_tkrr.features.stationary import SpectralProducts
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*StructureKernel is deprecated:DeprecationWarning"),
@@ -108,7 +109,7 @@ def test_structure_is_kept():
     )
     expansion = expand(tree, 10)
     assert isinstance(expansion, Sum)
-    assert [type(part) for part in expansion.parts] == [Sines, OneInput]  # the first two share one basis
+    assert [type(part) for part in expansion.parts] == [SpectralProducts, OneInput]  # the first two share one basis
     assert expansion.num_functions == 10 + 11
     product = expand(ProductKernel(RBFKernel(active_dims=[0]), LinearKernel(active_dims=[1])), 10)
     assert isinstance(product, Product)

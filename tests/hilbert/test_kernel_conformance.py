@@ -20,7 +20,10 @@ from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
 from gpytorch.test.model_test_case import BaseModelTestCase, VariationalModelTestCase
 from models import GP, ReducedRankGP
 
+import gpytorch_tkrr as tkrr
 from gpytorch_tkrr import Domain, HilbertKernel, HyperbolicCross, TotalDegree
+from gpytorch_tkrr.families.map_kernel import FeatureMap
+from gpytorch_tkrr.features.expansion import BasisFamily
 
 # The suites draw up to ten-dimensional standard normal inputs: what they test is shapes and indexing, not accuracy.
 pytestmark = [
@@ -34,8 +37,9 @@ _BATCH = torch.Size([3])
 
 class _KernelCase(BaseKernelTestCase):
     base: type = RBFKernel
-    index_set = HyperbolicCross(6)
+    index_set: tkrr.IndexSet | None = HyperbolicCross(6)
     num_basis = 6
+    family: BasisFamily = tkrr.Sines()
 
     def create_base(self, **kwargs):
         return self.base(**kwargs)
@@ -45,6 +49,7 @@ class _KernelCase(BaseKernelTestCase):
             self.create_base(**kwargs),
             Domain(**_DOMAIN),
             self.num_basis,
+            basis=self.family,
             index_set=self.index_set,
             active_dims=active_dims,
         )
@@ -55,6 +60,50 @@ class _KernelCase(BaseKernelTestCase):
 
 class TestRBF(_KernelCase, unittest.TestCase):
     pass
+
+
+class TestGaussLegendre(_KernelCase, unittest.TestCase):
+    family, index_set, num_basis = tkrr.GaussLegendre(), None, 2
+
+
+class TestGaussHermite(TestGaussLegendre):
+    family, base = tkrr.GaussHermite(), MaternKernel
+
+
+class TestRandomFourier(TestGaussLegendre):
+    family = tkrr.RandomFourier()
+
+
+class TestVariationalFourier(TestGaussLegendre):
+    family, num_basis = tkrr.VariationalFourier(), 5
+
+    base = MaternKernel
+
+    def create_kernel_no_ard(self, active_dims=None, **kwargs):
+        first = [0] if active_dims is None else list(active_dims[:1])  # functions of one input
+        return super().create_kernel_no_ard(active_dims=first, **kwargs)
+
+    def create_kernel_ard(self, num_dims, **kwargs):
+        raise NotImplementedError
+
+
+class TestFourierSeries(TestGaussLegendre):
+    family: FeatureMap = tkrr.FourierSeries()
+    num_basis = 1
+
+    def create_base(self, batch_shape=_NO_BATCH, **kwargs):
+        return ScaleKernel(self.family.kernel(Domain(**_DOMAIN), self.num_basis), batch_shape=batch_shape)
+
+    def create_kernel_ard(self, num_dims, **kwargs):
+        raise NotImplementedError  # maps have no lengthscales
+
+
+class TestTrigonometric(TestFourierSeries):
+    family = tkrr.Trigonometric()
+
+
+class TestLegendre(TestFourierSeries):
+    family = tkrr.Polynomial(1)
 
 
 class TestMatern(_KernelCase, unittest.TestCase):
