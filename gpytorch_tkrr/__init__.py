@@ -12,6 +12,8 @@ from .bases.domain import Domain
 from .bases.index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .comparison.comparison import Comparison, compare
 from .cp.penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
+from .cp.train import TensorTrain
+from .cp.weights import CP
 from .data.checkpoint import Checkpoint
 from .data.files import CSVSource, NpySource, NpzSource, ParquetSource, open_table
 from .data.source import ArraySource, Shard
@@ -69,6 +71,7 @@ from .model.warp import InputWarp
 __version__ = "0.1.0"
 
 __all__ = [
+    "CP",
     "TKRR",
     "ALSResult",
     "ApproximationWarning",
@@ -131,6 +134,7 @@ __all__ = [
     "Summary",
     "TKRRError",
     "TKRRWarning",
+    "TensorTrain",
     "TotalDegree",
     "Trigonometric",
     "UniformMeasure",

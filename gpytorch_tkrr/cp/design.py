@@ -13,8 +13,10 @@ from ..data.keyed import row_uniform
 from ..data.source import Batch, RowFunction, Working, residuals
 from ..data.training import TrainingData
 from .cells import Cells, DistinctValues, RowGroups
+from .format import WeightFormat
 from .moments import MomentTable
 from .sums import FactorSums, add_direct, add_grouped, chunk_rows
+from .weights import CP
 
 #: Ranks up to this sum over cells; for larger ones the products of projections cost more than the functions.
 MAX_CELL_RANK = 12
@@ -26,8 +28,14 @@ CELL_BYTES = 20
 class _Rows:
     """A batch with what is known about it: nodes of its columns and products over modes."""
 
-    def __init__(self, batch: Batch, tables: Sequence[MomentTable], distinct: Sequence[DistinctValues | None]):
-        self.batch, self.tables, self.distinct = batch, tables, distinct
+    def __init__(
+        self,
+        batch: Batch,
+        tables: Sequence[MomentTable],
+        distinct: Sequence[DistinctValues | None],
+        weights: WeightFormat,
+    ):
+        self.batch, self.tables, self.distinct, self.format = batch, tables, distinct, weights
         self.bonds: list[Tensor] | None = None  # bond b, between modes b - 1 and b: see Design
         self.position = 0
         self.is_kept = False
@@ -60,13 +68,16 @@ class _Rows:
         sums.count.add_(t.shape[0])
 
     def products(self, d: int, factors: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Products over all modes but d, `(R, n)`, and the model's values `(n,)`, without any memory."""
-        projections = [self.project(k, factor) for k, factor in enumerate(factors)]
-        left, right = _product(projections[:d]), _product(projections[d + 1 :])
-        p = right if left is None else left if right is None else left.mul_(right)
-        if p is None:
-            p = torch.ones_like(projections[0])
-        return p, scale @ (p * projections[d])
+        """Products over all modes but d, `(K_d, n)`, and the model's values `(n,)`, without any memory."""
+        left: Tensor | None = None
+        for k in range(d):
+            left = self.format.advance(left, self.project(k, factors[k]))
+        right: Tensor | None = None
+        for k in range(len(factors) - 1, d, -1):
+            right = self.format.retreat(self.project(k, factors[k]), right)
+        projection = self.project(d, factors[d])
+        p = torch.ones_like(projection) if len(factors) == 1 else self.format.join(left, right)
+        return p, _values(scale, p, projection)
 
     def keep(self, factors: Sequence[Tensor], position: int) -> None:
         """Store products over modes at every bond, as they are after an update of the mode at a position."""
@@ -74,14 +85,10 @@ class _Rows:
         bonds = [factors[0].new_empty(0)] * len(factors)
         left: Tensor | None = None
         for b in range(1, position + 1):  # products to the left
-            projection = self.project(b - 1, factors[b - 1])
-            left = projection if left is None else projection.mul_(left)
-            bonds[b] = left
+            bonds[b] = left = self.format.advance(left, self.project(b - 1, factors[b - 1]))
         right: Tensor | None = None
         for b in range(len(factors) - 1, position, -1):  # products to the right
-            projection = self.project(b, factors[b])
-            right = projection if right is None else projection.mul_(right)
-            bonds[b] = right
+            bonds[b] = right = self.format.retreat(self.project(b, factors[b]), right)
         self.bonds, self.position = bonds, position
 
     def move(self, d: int, factors: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,30 +100,24 @@ class _Rows:
             here = self.position
             projection = self.project(here, factors[here])
             if d > here:  # bond here + 1 turns from a product to the right into one to the left
-                bond, new = here + 1, projection if here == 0 else projection.mul_(bonds[here])
+                bond, new = here + 1, self.format.advance(None if here == 0 else bonds[here], projection)
             else:  # bond here turns from a product to the left into one to the right
-                bond, new = here, projection if here == last else projection.mul_(bonds[here + 1])
-            values = scale @ (new * bonds[bond]) if values is None else values
+                bond, new = here, self.format.retreat(projection, None if here == last else bonds[here + 1])
+            values = _values(scale, new, bonds[bond]) if values is None else values
             bonds[bond] = new
             self.position = here + 1 if d > here else here - 1
         if last == 0:
             p = torch.ones(factors[0].shape[0], self.batch.num_rows, dtype=torch.float64, device=scale.device)
-        elif d == 0:
-            p = bonds[1]
-        elif d == last:
-            p = bonds[last]
         else:
-            p = bonds[d] * bonds[d + 1]
+            p = self.format.join(None if d == 0 else bonds[d], None if d == last else bonds[d + 1])
         if values is None:
-            values = scale @ (p * self.project(d, factors[d]))
+            values = _values(scale, p, self.project(d, factors[d]))
         return p, values
 
 
-def _product(tensors: Sequence[Tensor]) -> Tensor | None:
-    result: Tensor | None = None
-    for tensor in tensors:
-        result = tensor.clone() if result is None else result.mul_(tensor)
-    return result
+def _values(scale: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """f, from the two sides of a bond `(K, n)`; scales for each row, or one for all."""
+    return scale.expand(len(left)) @ (left * right)
 
 
 class Design:
@@ -132,11 +133,21 @@ class Design:
     :param bases: The basis of each mode.
     :param memory: Bytes that may be used beyond the data.
     :param compress: Whether columns with few distinct values are compressed to these.
+    :param weights: The format of the weights, by default :class:`CP`.
     """
 
-    def __init__(self, data: TrainingData, bases: Sequence[Basis], *, memory: int = 2 << 30, compress: bool = True):
+    def __init__(
+        self,
+        data: TrainingData,
+        bases: Sequence[Basis],
+        *,
+        memory: int = 2 << 30,
+        compress: bool = True,
+        weights: WeightFormat | None = None,
+    ):
         self.data = data
         self.memory = memory
+        self.format: WeightFormat = CP() if weights is None else weights
         sample = data.summary.sample
         # Hardly any repetition in the sample: no need to look for it in every batch.
         self._compress = [compress and 2 * num <= len(sample) for num in data.summary.num_distinct()]
@@ -154,7 +165,7 @@ class Design:
         self._position = 0  # of products over modes that are made anew
         self._marginals: list[tuple[Tensor, Tensor]] | None = None
         if self._kept is not None:
-            self._kept = [_Rows(rows.batch, self.tables, rows.distinct) for rows in self._kept]
+            self._kept = [_Rows(rows.batch, self.tables, rows.distinct, self.format) for rows in self._kept]
 
     def reset(self, position: int = 0) -> None:
         """
@@ -183,9 +194,21 @@ class Design:
             chosen.append(Batch(batch.x[index], batch.y[index], weight))
             first_row += batch.num_rows
         data = self.data.subset(chosen)
-        small = Design(data, [table.basis for table in self.tables], memory=self.memory)
+        small = Design(data, [table.basis for table in self.tables], memory=self.memory, weights=self.format)
         small._kept = [small._grouped(batch) for batch in chosen if batch.num_rows]
         return small
+
+    def turn(self, bond: int, matrix: Tensor) -> None:
+        """
+        Multiply the products that are kept at a bond: the factors on one side of it have been multiplied, those on the
+        other divided.
+
+        :param bond: Between modes `bond - 1` and `bond`.
+        :param matrix: `(r, r)`.
+        """
+        for rows in self._kept or ():
+            if rows.bonds is not None:
+                rows.bonds[bond] = matrix @ rows.bonds[bond]
 
     def marginals(self) -> list[tuple[Tensor, Tensor]]:
         r"""
@@ -219,27 +242,42 @@ class Design:
         The sums of one factor, with the residual :math:`t = y - f` of the current model as target.
 
         :param d: The mode.
-        :param factors: Raw factors :math:`a_k`, D tensors `(R, M_k)`. Since the last call only the factor that call was
-            for may have changed, else call :meth:`reset` first.
-        :param scale: Scales of the components `(R,)`: :math:`f(x) = \sum_r s_r \prod_k \phi_k(x_k)^\top a_{kr}`.
+        :param factors: Raw factors :math:`a_k`, D tensors `(K_k, M_k)`. Since the last call only the factor that call
+            was for may have changed, else call :meth:`reset` or :meth:`turn` first.
+        :param scale: Scales of the components `(R,)`: :math:`f(x) = \sum_r s_r \prod_k \phi_k(x_k)^\top a_{kr}`; one
+            number for formats without.
         :param working: t and row weights of a batch, where they are not the residuals and those of the data.
         """
-        rank = factors[0].shape[0]
         first_row = self.data.first_row
-        total = FactorSums.zeros(self.tables[d], rank, scale.device)
+        total = FactorSums.zeros(self.tables[d], len(factors[d]), scale.device)
+        for rows, p, values in self._products(d, factors, scale):
+            rows.add_to(total, d, p, *working(rows.batch, values, first_row))
+            first_row += rows.batch.num_rows
+        return total.unpack(self.data.processes.sum(total.pack()))
+
+    def fill(self, factors: Sequence[Tensor], scale: Tensor) -> None:
+        """
+        Make the products that :meth:`sums` keeps now, as they stand before an update of the first mode.
+
+        :param factors: As for :meth:`sums`.
+        :param scale: As for :meth:`sums`.
+        """
+        for _ in self._products(0, factors, scale):
+            pass
+
+    def _products(self, d: int, factors: Sequence[Tensor], scale: Tensor) -> Iterator[tuple[_Rows, Tensor, Tensor]]:
+        """Batches with p and the values of f, from products that are kept where they fit into memory."""
+        heights = [len(factor) for factor in factors]
         left = self.memory - self._spent
-        per_row = 8 * rank * (len(factors) - 1) + (CELL_BYTES * len(factors) if rank <= MAX_CELL_RANK else 0)
+        per_row = 8 * sum(self.format.bonds(heights)) + CELL_BYTES * sum(num <= MAX_CELL_RANK for num in heights)
         for rows in self._rows():
             left -= per_row * rows.batch.num_rows
             if left >= 0 and self._kept is not None:
                 if rows.bonds is None:
                     rows.keep(factors, self._position)
-                p, values = rows.move(d, factors, scale)
+                yield rows, *rows.move(d, factors, scale)
             else:
-                p, values = rows.products(d, factors, scale)
-            rows.add_to(total, d, p, *working(rows.batch, values, first_row))
-            first_row += rows.batch.num_rows
-        return total.unpack(self.data.processes.sum(total.pack()))
+                yield rows, *rows.products(d, factors, scale)
 
     def sum_rows(self, factors: Sequence[Tensor], scale: Tensor, function: RowFunction, size: int) -> Tensor:
         """
@@ -300,4 +338,5 @@ class Design:
         """A batch, its columns contiguous since they are read one by one, with their distinct values."""
         batch = replace(batch, x=batch.x.mT.contiguous().mT)
         columns = zip(batch.x.mT, self._compress, strict=True)
-        return _Rows(batch, self.tables, [DistinctValues.find(x) if compress else None for x, compress in columns])
+        distinct = [DistinctValues.find(x) if compress else None for x, compress in columns]
+        return _Rows(batch, self.tables, distinct, self.format)

@@ -11,16 +11,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from .weights import CPWeights, clamped_exp, gram_but, log_norm_but, squared_norm
+from .format import Weights
+from .weights import CPWeights, clamped_exp, log_norm_but
 
 
 class Penalty(ABC):
     """
-    A penalty on CP weights that is quadratic in each factor. One of your own is a subclass with three methods.
+    A penalty on the weights that is quadratic in each factor. One of your own is a subclass with three methods, written
+    for :class:`CP` weights unless it says otherwise.
+
+    :cvar formats: Kinds of weights that it is for; None for all.
 
     Example:
         >>> import gpytorch, torch, gpytorch_tkrr as tkrr
@@ -36,8 +41,10 @@ class Penalty(ABC):
         True
     """
 
+    formats: ClassVar[tuple[str, ...] | None] = ("cp",)
+
     @abstractmethod
-    def strength_for(self, noise: Tensor, outputscale: Tensor, weights: CPWeights) -> Tensor:
+    def strength_for(self, noise: Tensor, outputscale: Tensor, weights: Any) -> Tensor:
         """
         The multiplier of the quadratic form, a scalar.
 
@@ -47,7 +54,7 @@ class Penalty(ABC):
         """
 
     @abstractmethod
-    def form(self, weights: CPWeights, d: int) -> Tensor:
+    def form(self, weights: Any, d: int) -> Tensor:
         r"""
         H such that the penalty is strength times :math:`u^\top (H \otimes I) u` plus what does not depend on mode d,
         where u is its factor with the scales of all other modes multiplied in.
@@ -58,7 +65,7 @@ class Penalty(ABC):
         """
 
     @abstractmethod
-    def value(self, weights: CPWeights) -> Tensor:
+    def value(self, weights: Any) -> Tensor:
         """
         The penalty at strength 1, a scalar.
 
@@ -75,7 +82,7 @@ class _WeightPenalty(Penalty):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(strength={self.strength})"
 
-    def strength_for(self, noise: Tensor, outputscale: Tensor, weights: CPWeights) -> Tensor:
+    def strength_for(self, noise: Tensor, outputscale: Tensor, weights: Weights) -> Tensor:
         return noise / outputscale if self.strength is None else torch.full_like(noise, self.strength)
 
 
@@ -96,13 +103,13 @@ class FrobeniusPenalty(_WeightPenalty):
     Reference: Wesel & Batselier (2021), *Large-scale learning with Fourier features and tensor decompositions*.
     """
 
-    def form(self, weights: CPWeights, d: int) -> Tensor:
-        correlation, log_norm = gram_but(weights, d)
-        size = clamped_exp(log_norm)
-        return correlation * size.unsqueeze(-1) * size
+    formats = None
 
-    def value(self, weights: CPWeights) -> Tensor:
-        return squared_norm(weights)
+    def form(self, weights: Weights, d: int) -> Tensor:
+        return weights.frobenius_form(d)
+
+    def value(self, weights: Weights) -> Tensor:
+        return weights.squared_norm()
 
 
 class ColumnPenalty(_WeightPenalty):

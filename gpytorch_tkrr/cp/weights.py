@@ -6,16 +6,20 @@ of the caller's choice and their scales apart, as logarithms: products over 100 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from .format import Norms, Turn, WeightFormat, Weights
 
 #: Exponents are clamped to this: exp of twice it is still a finite float64.
 MAX_EXPONENT = 340.0
 
 
-class CPWeights:
+class CPWeights(Weights):
     r"""
     D factors with the scales of their columns apart: :math:`w_{dr} = e^{\ell_{dr}} \hat w_{dr}`.
 
@@ -45,14 +49,13 @@ class CPWeights:
         self.norms[d], self.correlations[d] = _norms_and_correlations(factor)
 
     @property
-    def num_dims(self) -> int:
-        """D, the number of modes."""
-        return len(self.factors)
-
-    @property
     def rank(self) -> int:
         """R, the number of components."""
         return self.factors[0].shape[0]
+
+    def scales(self) -> Tensor:
+        """The scale of each component over all modes, `(R,)`."""
+        return clamped_exp(self.log_scale())
 
     def log_scale(self) -> Tensor:
         """Logarithm of each component's scale over all modes, `(R,)`."""
@@ -97,13 +100,34 @@ class CPWeights:
         self.log_scales[:, dead] = 0.0
         self.log_scales[d] = torch.where(alive, safe.log() - self.log_scale_but(d), -torch.inf)
 
+    def move_to(self, d: int) -> tuple[list[int], list[Turn]]:
+        """
+        Any factor may be updated at any time.
+
+        :param d: The mode.
+        """
+        return [], []
+
+    def vanish(self, d: int) -> None:
+        self.log_scales[d] = -torch.inf
+
+    def multiply(self, number: float) -> None:
+        self.log_scales += math.log(number) / self.num_dims
+
+    def normalise(self, norms: Norms) -> None:
+        for d, factor in enumerate(self.factors):
+            self.rescale(d, norms(d, factor))
+
+    def balance(self) -> None:
+        """Components are kept as they are."""
+
     def scaled_factor(self, d: int) -> Tensor:
         """
         One factor with the scales of all modes multiplied in, `(R, M_d)`.
 
         :param d: The mode.
         """
-        return clamped_exp(self.log_scale()).unsqueeze(-1) * self.factors[d]
+        return self.scales().unsqueeze(-1) * self.factors[d]
 
     def balanced(self) -> list[Tensor]:
         """Plain factors `(R, M_d)`, every component spread evenly over the modes."""
@@ -127,6 +151,95 @@ class CPWeights:
         :param device: The device.
         """
         return CPWeights([factor.to(device) for factor in self.factors], self.log_scales.to(device))
+
+    def frobenius_form(self, d: int) -> Tensor:
+        correlation, log_norm = gram_but(self, d)
+        size = clamped_exp(log_norm)
+        return correlation * size.unsqueeze(-1) * size
+
+    def squared_norm(self) -> Tensor:
+        correlation, log_norm = gram_but(self, -1)
+        size = clamped_exp(log_norm + self.log_scale())
+        return size @ correlation @ size
+
+    def state(self) -> dict[str, Any]:
+        return {"factors": list(self.factors), "log_scales": self.log_scales}
+
+
+class CP(WeightFormat):
+    r"""
+    Weights in canonical polyadic form, a sum of R products, the default of :class:`~gpytorch_tkrr.TKRR`:
+
+    .. math:: f(x) = \sum_{r=1}^R \prod_{d=1}^D z_d(x_d)^\top w_{dr} .
+
+    Its number of weights is :math:`R \sum_d M_d`. The order of the inputs does not matter.
+
+    :param rank: R, the number of components.
+
+    Example:
+        >>> import gpytorch, torch, gpytorch_tkrr as tkrr
+        >>> x = torch.rand(100, 2)
+        >>> likelihood = gpytorch.likelihoods.GaussianLikelihood()
+        >>> model = tkrr.TKRR(x, x[:, 0] * x[:, 1], likelihood, weights=tkrr.CP(3), num_basis=5)
+        >>> model.rank
+        3
+    """
+
+    kind = "cp"
+
+    def heights(self, sizes: Sequence[int]) -> list[int]:
+        assert self.rank is not None
+        return [self.rank] * len(sizes)
+
+    def bonds(self, heights: Sequence[int]) -> list[int]:
+        return list(heights[1:])
+
+    def rank_of(self, heights: Sequence[int]) -> int:
+        return heights[0]
+
+    def advance(self, left: Tensor | None, projection: Tensor) -> Tensor:
+        return projection if left is None else _times(projection, left)
+
+    def retreat(self, projection: Tensor, right: Tensor | None) -> Tensor:
+        return projection if right is None else _times(projection, right)
+
+    def join(self, left: Tensor | None, right: Tensor | None) -> Tensor:
+        if left is not None and right is not None:
+            return left * right
+        product = left if right is None else right
+        assert product is not None
+        return product
+
+    def pairs(self, matrices: Sequence[Tensor]) -> list[Tensor]:
+        return [matrix.flatten(0, 1) for matrix in matrices]
+
+    def weights(self, factors: Sequence[Tensor]) -> CPWeights:
+        return CPWeights(factors)
+
+    def restore(self, state: dict[str, Any]) -> CPWeights:
+        return CPWeights(list(state["factors"]), state["log_scales"])
+
+    def num_components(self, num_dims: int) -> int:
+        assert self.rank is not None
+        return self.rank
+
+    def from_components(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        return list(factors)
+
+    def shapes(self, sizes: Sequence[int]) -> list[tuple[int, ...]]:
+        assert self.rank is not None
+        return [(size, self.rank) for size in sizes]
+
+    def shown(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        return [factor.mT for factor in factors]
+
+    def read(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        return [factor.mT for factor in factors]
+
+
+def _times(projection: Tensor, other: Tensor) -> Tensor:
+    """In the memory of the first, where no gradient is asked for."""
+    return projection * other if projection.requires_grad else projection.mul_(other)
 
 
 def _norms_and_correlations(factor: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,30 +278,3 @@ def log_norm_but(weights: CPWeights, d: int) -> Tensor:
     """
     log_norms = weights.norms.log()
     return torch.cat([log_norms[: max(d, 0)], log_norms[d + 1 :]]).sum(0)
-
-
-def squared_norm(weights: CPWeights) -> Tensor:
-    r"""
-    :math:`\|W\|_F^2`, a scalar.
-
-    :param weights: The weights.
-    """
-    correlation, log_norm = gram_but(weights, -1)
-    size = clamped_exp(log_norm + weights.log_scale())
-    return size @ correlation @ size
-
-
-def all_products_but_one(projections: Sequence[Tensor]) -> list[Tensor]:
-    """
-    For each tensor the elementwise product of all others, by prefix and suffix products: no division, O(D).
-
-    :param projections: D tensors of one shape.
-    """
-    suffixes = [torch.ones_like(projections[0])]
-    for projection in reversed(projections[1:]):
-        suffixes.append(suffixes[-1] * projection)
-    prefix, products = torch.ones_like(projections[0]), []
-    for projection, suffix in zip(projections, reversed(suffixes), strict=True):
-        products.append(prefix * suffix)
-        prefix = prefix * projection
-    return products

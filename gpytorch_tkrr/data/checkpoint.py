@@ -197,6 +197,7 @@ def fit_identity(kind: str, model: nn.Module, summary: Summary, **settings: Any)
     data.update({f"data.{name}": getattr(summary, name).cpu() for name in ("lower", "upper", "fingerprint")})
     identity = {"kind": kind, **settings, **data}
     identity.update({f"model.{name}": getattr(model, name) for name in MODEL_SETTINGS if hasattr(model, name)})
+    identity["model.weights"] = getattr(getattr(model, "weights", None), "kind", None)
     for name, module in model.named_children():
         identity.update(module_identity(module, f"model.{name}"))
     return identity

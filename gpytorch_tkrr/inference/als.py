@@ -19,10 +19,10 @@ from ..bases.covariance import covariance_state, covariances_from_state
 from ..cp.conditional import Conditional, whitened_precision
 from ..cp.design import Design
 from ..cp.evidence import FactorData
+from ..cp.format import Weights
 from ..cp.penalty import FrobeniusPenalty, Penalty
 from ..cp.start import near_constant, screened
 from ..cp.sums import FactorSums
-from ..cp.weights import CPWeights, clamped_exp
 from ..data.checkpoint import Checkpoint, as_checkpoint, fit_identity, move_tensors, require_same_fit
 from ..data.parallel import as_processes
 from ..data.progress import progress_bar
@@ -61,11 +61,12 @@ def fit_als(
     callback: Callable[[TKRR, int], object] | None = None,
 ) -> ALSResult:
     r"""
-    Fit a CP-weight model by alternating least squares.
+    Fit a model by alternating least squares.
 
-    A sweep updates the factors in the order 1 -> D -> 1; the objective never rises. It is the sum of squared errors
-    plus the penalty; with a StudentTLikelihood that of :math:`-2 s^2 \log p(y_n \mid f_n)`, up to a constant, and rows
-    are weighted anew before each update, at the likelihood's noise and degrees of freedom.
+    A sweep updates the factors in the order 1 -> D -> 1; the objective never rises. With a
+    :class:`~gpytorch_tkrr.TensorTrain` all cores but the one that is updated are orthogonal. The objective is the sum
+    of squared errors plus the penalty; with a StudentTLikelihood that of :math:`-2 s^2 \log p(y_n \mid f_n)`, up to a
+    constant, and rows are weighted anew before each update, at the likelihood's noise and degrees of freedom.
 
     A model that has been fitted before is continued from where it stands; otherwise the strongest main effects and
     pairwise interactions, which two passes over the data find, are the first components. Interrupting the fit (Ctrl-C)
@@ -80,7 +81,7 @@ def fit_als(
     :param rel_tol: Stop when a sweep improves the objective by less than this fraction; 0.0 never stops early.
     :param penalty: The penalty, by default :class:`FrobeniusPenalty`.
     :param initial_factors: D tensors `(M_d, R)` to start from, weights of :math:`z = \sqrt v \phi` with the outermost
-        output scale left out of v.
+        output scale left out of v; for a tensor train cores `(r, M_d, r')`.
     :param learn_hyperparameters: Whether lengthscales, output scales and noise are learned along the way, by the
         evidence of each factor, through the raw parameters of kernel and likelihood. The objective may rise then.
     :param seed: Seed of the random part of the start.
@@ -113,6 +114,11 @@ def fit_als(
         raise ValueError(f"max_sweeps and rel_tol must not be negative; got {max_sweeps} and {rel_tol}.")
     if not isinstance(penalty, Penalty):
         raise TypeError(f"penalty must be a Penalty, for instance FrobeniusPenalty(); got {penalty!r}.")
+    if penalty.formats is not None and model.weights.kind not in penalty.formats:
+        raise InputError(
+            f"{penalty!r} is not a quadratic form in each factor of {model.weights!r}. Use FrobeniusPenalty, or "
+            f"weights of the kind {' or '.join(map(repr, penalty.formats))}."
+        )
     if not model.observation.has_least_squares:
         raise InputError(
             f"fit_als minimises squared errors, which a {type(model.likelihood).__name__} has none of. Use fit_gibbs."
@@ -313,22 +319,23 @@ class _Reweighted:
 
 
 class ALSFit:
-    """The state of a fit: whitened weights whose columns have unit root-mean-square on the data."""
+    """The state of a fit: whitened weights, for CP with columns of unit root-mean-square on the data."""
 
     def __init__(self, model: TKRR, training: TrainingData, penalty: Penalty, learn_hyperparameters: bool, memory: int):
         self.model, self.training, self.penalty = model, training, penalty
         self.separable: SeparableKernel = model.separate()
         self.num_dims = len(self.separable.modes)
         self.covariances = [mode.covariance().detach() for mode in self.separable.modes]
-        self.design = Design(training, [mode.basis for mode in self.separable.modes], memory=memory)
+        bases = [mode.basis for mode in self.separable.modes]
+        self.design = Design(training, bases, memory=memory, weights=model.weights)
         self.marginals = self.design.marginals()
         self.reweights = model.observation.reweight(torch.zeros(1, dtype=torch.float64), 1.0) is not None
         self.total = math.inf  # the objective of zero weights
         self.step = self._hyperparameter_step() if learn_hyperparameters else None
         self.memories: dict[int, _Memory] = {}
         self.restarts = 3
-        self.fallback: tuple[CPWeights, list[Tensor], float] | None = None
-        self.weights: CPWeights
+        self.fallback: tuple[Weights, list[Tensor], float] | None = None
+        self.weights: Weights
         self.raw: list[Tensor]  # the factors' functions in the raw basis
 
     def noise(self) -> Tensor:
@@ -358,39 +365,43 @@ class ALSFit:
 
     def start(self, initial_factors: Sequence[Tensor] | None, generator: torch.Generator) -> None:
         """Given factors, those of an earlier fit, or components that the data show."""
-        rank = self.model.rank
-        sizes = [mode.num_functions for mode in self.separable.modes]
+        form = self.model.weights
+        expected = form.shapes([mode.num_functions for mode in self.separable.modes])
         if initial_factors is not None:
             shapes = [tuple(factor.shape) for factor in initial_factors]
-            expected = [(size, rank) for size in sizes]
             if shapes != expected:
-                raise InputError(f"initial_factors must have shapes (M_d, R) = {expected}; got {shapes}.")
+                raise InputError(f"initial_factors must have the shapes {expected} ({form!r}); got {shapes}.")
             device = self.marginals[0][0].device
-            self._set([factor.detach().double().mT.to(device) for factor in initial_factors], True)
+            self._set(form.read([factor.detach().double().to(device) for factor in initial_factors]), True)
             return
         is_als = self.model.is_fitted and isinstance(self.model.posterior, LaplacePosterior)
         factors = self.model.factors if is_als else None
-        if factors is not None and [tuple(factor.shape) for factor in factors] == [(size, rank) for size in sizes]:
-            self._set([factor.mT for factor in factors], True)
+        if factors is not None and [tuple(factor.shape) for factor in factors] == expected:
+            self._set(form.read(factors), True)
         else:
-            self._set(screened(self.design, self.covariances, rank, generator), False)
+            self._set(self._components(screened, generator), False)
+
+    def _components(self, start: Callable[..., list[Tensor]], generator: torch.Generator) -> list[Tensor]:
+        """Factors from components of a kind of start."""
+        form = self.model.weights
+        num = form.num_components(self.num_dims)
+        return form.from_components(start(self.design, self.covariances, num, generator))
 
     def restart(self, generator: torch.Generator, reached: float) -> None:
         """A random start near the constant function; present weights come back if its first update is no better."""
         self.fallback = self.weights, self.raw, reached
         self.restarts -= 1
-        self._set(near_constant(self.design, self.covariances, self.model.rank, generator), False)
+        self._set(self._components(near_constant, generator), False)
 
     def has_died(self, objective: float) -> bool:
         """Whether the weights are no better than zero."""
         return objective > (1 - 1e-9) * self.total
 
     def _set(self, factors: list[Tensor], user_units: bool) -> None:
-        self.weights = CPWeights(factors)
+        self.weights = self.model.weights.weights(factors)
         if user_units:
-            self.weights.log_scales -= math.log(self.training.scale) / self.num_dims
-        for d in range(self.num_dims):
-            self.weights.rescale(d, self._norms(d, self.weights.factors[d]))
+            self.weights.multiply(1 / self.training.scale)
+        self.weights.normalise(self._norms)
         self.raw = [self.covariances[d].unwhiten(factor) for d, factor in enumerate(self.weights.factors)]
         self.design.reset()
 
@@ -413,8 +424,12 @@ class ALSFit:
     def update(self, d: int, objective: list[float], *, learn: bool = False) -> None:
         """Solve for one factor, after a step on its hyperparameters where these are to be learned."""
         weights = self.weights
-        scale = clamped_exp(weights.log_scale())
-        sums, excess = self._sums(d, scale)
+        changed, turns = weights.move_to(d)
+        for k in changed:
+            self.raw[k] = self.covariances[k].unwhiten(weights.factors[k])
+        for bond, matrix in turns:
+            self.design.turn(bond, matrix)
+        sums, excess = self._sums(d, weights.scales())
         gram, current = sums.gram(), weights.scaled_factor(d)
         self._refresh(float(sums.square) + excess, objective)
         raw = self.covariances[d].unwhiten(current)
@@ -446,7 +461,7 @@ class ALSFit:
             # Rounding has spoilt the solution: components so large that they do not cancel. Keep what was there.
             updated, gain = weights.clone(), 0.0
             if not current.any():
-                updated.log_scales[d] = -torch.inf
+                updated.vanish(d)
         self.weights = updated
         self.raw[d] = self.covariances[d].unwhiten(updated.factors[d])
         objective.append(before - gain)
@@ -491,14 +506,14 @@ class ALSFit:
 
     def state(self, result: ALSResult, generator: torch.Generator) -> dict[str, Any]:
         """What is needed to go on after a sweep."""
-        fallback = None if self.fallback is None else (*_weights_state(self.fallback[0]), *self.fallback[1:])
+        fallback = None if self.fallback is None else (self.fallback[0].state(), *self.fallback[1:])
         return {
             "objective": list(result.objective),
             "sweeps": result.sweeps,
             "converged": result.converged,
             "generator": generator.get_state(),
             "restarts": self.restarts,
-            "weights": _weights_state(self.weights),
+            "weights": self.weights.state(),
             "raw": self.raw,
             **covariance_state(self.covariances),
             "fallback": fallback,
@@ -516,21 +531,25 @@ class ALSFit:
         state = move_tensors(state, device)
         self.restarts, self.raw = state["restarts"], state["raw"]
         self.covariances = covariances_from_state(state)
-        self.weights = CPWeights(*state["weights"])
+        self.weights = self.model.weights.restore(state["weights"])
         if state["fallback"] is not None:
-            factors, log_scales, raw, reached = state["fallback"]
-            self.fallback = CPWeights(factors, log_scales), raw, reached
+            weights, raw, reached = state["fallback"]
+            self.fallback = self.model.weights.restore(weights), raw, reached
         for d, (packed, raw, form) in state["memories"].items():
-            sums = FactorSums.zeros(self.design.tables[d], self.model.rank, device).unpack(packed)
+            sums = FactorSums.zeros(self.design.tables[d], len(raw), device).unpack(packed)
             self.memories[d] = _Memory(sums, raw, form)
         if self.step is not None:
             self.step.restore(state["step"])
         for parameter, value in zip(self.model.parameters(), state["parameters"], strict=True):
             parameter.data.copy_(value)
         self.design.reset()
+        self.design.fill(self.raw, self.weights.scales())
 
     def finish(self, result: ALSResult) -> None:
         """The block Laplace approximation; its residuals give the final objective."""
+        self.weights.balance()
+        self.raw = [v.unwhiten(w) for v, w in zip(self.covariances, self.weights.factors, strict=True)]
+        self.design.reset()
         strength = self.strength()
         observation = self.model.observation
         blocks, square = laplace_blocks(
@@ -538,7 +557,7 @@ class ALSFit:
         )
         if self.reweights:
             loss = _Reweighted(observation, float(self.noise())).loss
-            square = self.design.sum_rows(self.raw, clamped_exp(self.weights.log_scale()), loss, 1)
+            square = self.design.sum_rows(self.raw, self.weights.scales(), loss, 1)
         self._refresh(float(square), result.objective)
         self.store(blocks, float(square))
 
@@ -548,14 +567,14 @@ class ALSFit:
             self.weights = self.fallback[0]
         scale = self.training.scale
         weights = self.weights.clone()
-        weights.log_scales += math.log(scale) / self.num_dims
+        weights.multiply(scale)
+        if blocks is None:
+            weights.balance()
         noise = self.model.noise()
         if self.model.observation.noise() is None and square is not None:  # that of the residuals
-            noise = torch.as_tensor(square * scale**2 / self.training.summary.num_rows).to(weights.log_scales)
+            noise = torch.as_tensor(square * scale**2 / self.training.summary.num_rows).to(weights.factors[0])
         bases = [mode.basis for mode in self.separable.modes]
-        posterior = LaplacePosterior(bases, weights, self.covariances, noise.detach().double(), blocks)
+        noise = noise.detach().double()
+        form = self.model.weights
+        posterior = LaplacePosterior(bases, weights, self.covariances, noise, blocks, weight_format=form)
         self.model.set_posterior(posterior, self.penalty)
-
-
-def _weights_state(weights: CPWeights) -> tuple[list[Tensor], Tensor]:
-    return list(weights.factors), weights.log_scales

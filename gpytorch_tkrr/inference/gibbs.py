@@ -133,6 +133,8 @@ def fit_gibbs(
     ):
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}; got {value}.")
+    if model.weights.kind != "cp":
+        raise InputError(f"fit_gibbs draws CP weights; the model has {model.weights!r}. Use fit_als.")
     earlier = _draws_to_continue(model) if num_warmup == 0 else None
     with rollback_on_error(model):
         processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)

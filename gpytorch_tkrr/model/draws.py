@@ -1,4 +1,4 @@
-"""A posterior held as draws of the CP weights: whole functions."""
+"""A posterior held as draws of the weights: whole functions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..bases.basis import Basis
+from ..cp.format import FORMATS, WeightFormat
 from .posterior import Posterior
 
 
@@ -17,11 +18,12 @@ class DrawsPosterior(Posterior):
     S draws of the factors and of all parameters.
 
     :param bases: The basis of each mode.
-    :param factors: Raw factors, D tensors `(S, R, M_d)`, float64, in the units of the targets.
+    :param factors: Raw factors, D tensors `(S, K_d, M_d)`, float64, in the units of the targets.
     :param parameters: Parameters of the observation model by name, each `(S, ...)`.
     :param hyperparameters: Constrained values of the kernel's free hyperparameters by name, each `(S,)`.
     :param chains: Which chain each draw belongs to, `(S,)`.
     :param resume: What a sampler needs to go on, tensors and numbers only.
+    :param weights: The format of the factors, by default :class:`CP`.
     """
 
     kind = "draws"
@@ -34,8 +36,9 @@ class DrawsPosterior(Posterior):
         hyperparameters: dict[str, Tensor],
         chains: Tensor,
         resume: dict[str, Any],
+        weights: WeightFormat | None = None,
     ):
-        super().__init__(bases, factors, parameters)
+        super().__init__(bases, factors, parameters, weights)
         self.hyperparameters, self.chains, self.resume = hyperparameters, chains, resume
 
     def mean_and_root(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,6 +66,7 @@ class DrawsPosterior(Posterior):
             {name: values[index] for name, values in self.hyperparameters.items()},
             self.chains[index],
             self.resume,
+            self.format,
         )
 
     def extended(self, later: DrawsPosterior) -> DrawsPosterior:
@@ -78,11 +82,13 @@ class DrawsPosterior(Posterior):
             {name: torch.cat([values, later.hyperparameters[name]]) for name, values in self.hyperparameters.items()},
             torch.cat([self.chains, later.chains]),
             later.resume,
+            later.format,
         )
 
     def state(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
+            "format": self.format.kind,
             "factors": self.factors,
             "parameters": self.parameters,
             "hyperparameters": self.hyperparameters,
@@ -93,7 +99,8 @@ class DrawsPosterior(Posterior):
     @classmethod
     def from_state(cls, state: dict[str, Any], bases: Sequence[Basis]) -> DrawsPosterior:
         parameters = state["parameters"] if "parameters" in state else {"noise": state["noise"]}  # earlier files
-        return cls(bases, state["factors"], parameters, state["hyperparameters"], state["chains"], state["resume"])
+        draws = (parameters, state["hyperparameters"], state["chains"], state["resume"])
+        return cls(bases, state["factors"], *draws, FORMATS[state.get("format", "cp")]())
 
     def to(self, device: torch.device, bases: Sequence[Basis]) -> DrawsPosterior:
         return DrawsPosterior(
@@ -103,4 +110,5 @@ class DrawsPosterior(Posterior):
             {name: values.to(device) for name, values in self.hyperparameters.items()},
             self.chains.to(device),
             self.resume,
+            self.format,
         )

@@ -34,7 +34,7 @@ import torch
 from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
-from ..cp.weights import all_products_but_one
+from ..cp.format import WeightFormat
 from ..errors import InputError
 
 if TYPE_CHECKING:
@@ -136,8 +136,9 @@ class UniformMeasure(Measure):
 
 @dataclass(frozen=True)
 class _Modes:
-    """Factors of S functions with the moments of each mode: D tensors `(S, R, M)`, `(S, R)` and `(S, R, R)`."""
+    """Factors of S functions with the moments of each mode: D tensors `(S, K, M)`, `(K, S)` and `(K, K, S)`."""
 
+    format: WeightFormat
     functions: list[Functions]
     factors: list[Tensor]
     moments: list[tuple[Tensor, Tensor]]
@@ -170,10 +171,11 @@ def _integrate(model: TKRR, measure: Measure | None) -> _Modes:
         raise InputError(f"The measure has {measure.lower.numel()} inputs; the model has {len(factors)}.")
     functions = [_functions_of(model, d) for d in range(len(factors))]
     moments = [measure.moments(d, phi) for d, phi in enumerate(functions)]
-    means = [factor @ mean for factor, (mean, _) in zip(factors, moments, strict=True)]
-    covariances = [factor @ cov @ factor.mT for factor, (_, cov) in zip(factors, moments, strict=True)]
+    means = [(factor @ mean).mT for factor, (mean, _) in zip(factors, moments, strict=True)]
+    pairs = zip(factors, moments, strict=True)
+    covariances = [(factor @ cov @ factor.mT).movedim(0, -1) for factor, (_, cov) in pairs]
     constant = float(model.mean_module(measure.lower.unsqueeze(0)))
-    return _Modes(functions, factors, moments, means, covariances, constant, measure)
+    return _Modes(model.posterior.format, functions, factors, moments, means, covariances, constant, measure)
 
 
 @dataclass(frozen=True)
@@ -289,16 +291,16 @@ def main_effects(model: TKRR, *, measure: Measure | None = None, num_points: int
     modes = _integrate(model, measure)
     lower, upper = modes.measure.lower, modes.measure.upper
     fraction = torch.linspace(0, 1, num_points, dtype=torch.float64, device=lower.device)
-    others = all_products_but_one(modes.means)  # D tensors (S, R)
+    others = modes.format.products_but_one(modes.means)  # D tensors (K, S)
     grids, draws = [], []
     for d, functions in enumerate(modes.functions):
         grid = lower[d].double() + fraction * (upper[d] - lower[d]).double()
-        weights = (others[d].unsqueeze(-2) @ modes.factors[d]).squeeze(-2)  # (S, M)
+        weights = (others[d].mT.unsqueeze(-2) @ modes.factors[d]).squeeze(-2)  # (S, M)
         with torch.no_grad():
             effect = weights @ (functions(grid) - modes.moments[d][0]).mT  # (S, n)
         grids.append(grid.to(lower.dtype))
         draws.append(effect.to(lower.dtype))
-    expectation = (others[0] * modes.means[0]).sum(-1) + modes.constant
+    expectation = (others[0] * modes.means[0]).sum(0) + modes.constant
     return MainEffects(grids, draws, expectation.to(lower.dtype))
 
 
@@ -382,30 +384,35 @@ def sobol_indices(model: TKRR, *, measure: Measure | None = None) -> SobolIndice
         (True, True)
     """
     modes = _integrate(model, measure)
-    pairs = [mean.unsqueeze(-1) * mean.unsqueeze(-2) for mean in modes.means]  # D tensors (S, R, R)
-    seconds = [covariance + pair for covariance, pair in zip(modes.covariances, pairs, strict=True)]
-    first = _sum_with_others(modes.covariances, pairs)  # (S, D)
-    total = _sum_with_others(modes.covariances, seconds)
-    variance = _variance(modes.covariances, pairs, seconds)  # (S,)
+    form = modes.format
+    own = form.pairs(modes.covariances)  # D tensors (K^2, S)
+    pairs = form.pairs([mean.unsqueeze(0) * mean.unsqueeze(1) for mean in modes.means])
+    seconds = [covariance + pair for covariance, pair in zip(own, pairs, strict=True)]
+    first = _sum_with_others(form, own, pairs)  # (S, D)
+    total = _sum_with_others(form, own, seconds)
+    variance = _variance(form, own, pairs, seconds)  # (S,)
     safe = torch.where(variance > 0, variance, torch.ones_like(variance)).unsqueeze(-1)
     dtype = modes.measure.lower.dtype
     return SobolIndices((first / safe).to(dtype), (total / safe).to(dtype), variance.to(dtype))
 
 
-def _sum_with_others(own: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """For each mode the sum over pairs of components of its own matrix times the product of the others', `(S, D)`."""
-    products = all_products_but_one(others)
-    values = [(matrix * product).sum((-2, -1)) for matrix, product in zip(own, products, strict=True)]
+def _sum_with_others(form: WeightFormat, own: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """For each mode the sum over pairs of terms of its own products times those of all other modes, `(S, D)`."""
+    products = form.products_but_one(others)
+    values = [(matrix * product).sum(0) for matrix, product in zip(own, products, strict=True)]
     return torch.stack(values, dim=-1).clamp(min=0)
 
 
-def _variance(covariances: Sequence[Tensor], pairs: Sequence[Tensor], seconds: Sequence[Tensor]) -> Tensor:
+def _variance(form: WeightFormat, own: Sequence[Tensor], pairs: Sequence[Tensor], seconds: Sequence[Tensor]) -> Tensor:
     """var f as what each input adds to those before it: a sum of terms that are not negative, `(S,)`."""
-    after = [torch.ones_like(seconds[0])]
+    if len(own) == 1:
+        return own[0].sum(0).clamp(min=0)
+    after: list[Tensor | None] = [None]
     for second in reversed(seconds[1:]):
-        after.append(after[-1] * second)
-    before, variance = torch.ones_like(seconds[0]), torch.zeros_like(seconds[0][..., 0, 0])
-    for covariance, pair, later in zip(covariances, pairs, reversed(after), strict=True):
-        variance = variance + (before * covariance * later).sum((-2, -1)).clamp(min=0)
-        before = before * pair
+        after.append(form.retreat(second.clone(), after[-1]))
+    before: Tensor | None = None
+    variance = torch.zeros_like(own[0][0])
+    for covariance, pair, later in zip(own, pairs, reversed(after), strict=True):
+        variance = variance + (covariance * form.join(before, later)).sum(0).clamp(min=0)
+        before = None if later is None else form.advance(before, pair.clone())
     return variance

@@ -23,8 +23,8 @@ from ..bases.basis import Basis
 from ..bases.covariance import Covariance, covariance_state, covariances_from_state
 from ..cp.conditional import Conditional, whitened_precision
 from ..cp.design import Design
+from ..cp.format import FORMATS, WeightFormat, Weights
 from ..cp.penalty import Penalty
-from ..cp.weights import CPWeights, all_products_but_one, clamped_exp
 from ..errors import NotFittedError
 from .posterior import Posterior
 
@@ -34,13 +34,14 @@ MAX_STORED_BYTES = 64 << 20
 
 class LaplacePosterior(Posterior):
     """
-    CP weights with a Gaussian around each factor.
+    Weights with a Gaussian around each factor.
 
     :param bases: The basis of each mode.
     :param weights: Whitened weights.
     :param covariances: The prior covariances they are whitened by, one for each mode.
     :param noise: Noise variance, a scalar.
     :param blocks: The conditional of each factor at unit noise, or None while they have not been computed.
+    :param weight_format: The format of the weights.
     """
 
     kind = "laplace"
@@ -48,13 +49,16 @@ class LaplacePosterior(Posterior):
     def __init__(
         self,
         bases: Sequence[Basis],
-        weights: CPWeights,
+        weights: Weights,
         covariances: Sequence[Covariance],
         noise: Tensor,
         blocks: list[Conditional] | None = None,
+        *,
+        weight_format: WeightFormat | None = None,
     ):
         balanced = zip(weights.balanced(), covariances, strict=True)
-        super().__init__(bases, [v.unwhiten(w).unsqueeze(0) for w, v in balanced], {"noise": noise.reshape(1)})
+        factors = [v.unwhiten(w).unsqueeze(0) for w, v in balanced]
+        super().__init__(bases, factors, {"noise": noise.reshape(1)}, weight_format)
         self.weights, self.covariances, self.blocks = weights, list(covariances), blocks
 
     @property
@@ -73,16 +77,16 @@ class LaplacePosterior(Posterior):
         The mean, and the factors' blocks side by side.
 
         :param x: Inputs `(..., n, D)`.
-        :return: `(..., n)` and `(..., n, sum_d R M_d)`, float64.
+        :return: `(..., n)` and `(..., n, sum_d K_d M_d)`, float64.
         """
         features = self._features(x)
-        projections = [z @ factor.mT for z, factor in zip(features, self.weights.factors, strict=True)]
-        products = all_products_but_one(projections)
+        projections = [(z @ factor.mT).movedim(-1, 0) for z, factor in zip(features, self.weights.factors, strict=True)]
+        products = self.format.products_but_one(projections)  # (K, ..., n)
         roots = []
         for z, p, block in zip(features, products, self._known_blocks(), strict=True):
-            design = (p.unsqueeze(-1) * z.unsqueeze(-2)).flatten(-2)  # (..., n, R M)
+            design = (p.movedim(0, -1).unsqueeze(-1) * z.unsqueeze(-2)).flatten(-2)  # (..., n, K M)
             roots.append(block.half_solve(design.reshape(-1, design.shape[-1]).mT).mT.reshape(design.shape))
-        mean = (products[0] * projections[0]) @ clamped_exp(self.weights.log_scale())
+        mean = (products[0] * projections[0]).movedim(0, -1) @ self.weights.scales().expand(len(products[0]))
         return mean, torch.cat(roots, dim=-1) * self.noise.sqrt()
 
     def components(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,8 +110,8 @@ class LaplacePosterior(Posterior):
         """Tensors that describe the posterior; blocks only while they are small."""
         state: dict[str, Any] = {
             "kind": self.kind,
-            "factors": list(self.weights.factors),
-            "log_scales": self.weights.log_scales,
+            "format": self.format.kind,
+            **self.weights.state(),
             **covariance_state(self.covariances),
             "noise": self.noise.squeeze(0),
         }
@@ -118,20 +122,23 @@ class LaplacePosterior(Posterior):
     @classmethod
     def from_state(cls, state: dict[str, Any], bases: Sequence[Basis]) -> LaplacePosterior:
         blocks = [Conditional.from_factor(*block) for block in state["blocks"]] if "blocks" in state else None
-        weights = CPWeights(list(state["factors"]), state["log_scales"])
-        return cls(bases, weights, covariances_from_state(state), state["noise"], blocks)
+        weight_format = FORMATS[state.get("format", "cp")]()
+        covariances = covariances_from_state(state)
+        weights = weight_format.restore(state)
+        return cls(bases, weights, covariances, state["noise"], blocks, weight_format=weight_format)
 
     def to(self, device: torch.device, bases: Sequence[Basis]) -> LaplacePosterior:
         blocks = None
         if self.blocks is not None:
             blocks = [Conditional.from_factor(block.factor.to(device), block.scale.to(device)) for block in self.blocks]
         covariances = [covariance.to(device) for covariance in self.covariances]
-        return LaplacePosterior(bases, self.weights.to(device), covariances, self.noise.to(device), blocks)
+        weights, noise = self.weights.to(device), self.noise.to(device)
+        return LaplacePosterior(bases, weights, covariances, noise, blocks, weight_format=self.format)
 
 
 def laplace_blocks(
     design: Design,
-    weights: CPWeights,
+    weights: Weights,
     covariances: Sequence[Covariance],
     penalty: Penalty,
     strength: Tensor,
@@ -149,7 +156,7 @@ def laplace_blocks(
     :return: The conditionals, and the residual sum of squares.
     """
     raw = [covariance.unwhiten(factor) for factor, covariance in zip(weights.factors, covariances, strict=True)]
-    scale = clamped_exp(weights.log_scale())
+    scale = weights.scales()
     blocks = []
     for d in range(weights.num_dims):
         sums = design.sums(d, raw, scale)

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..bases.basis import Basis
+from ..cp.format import WeightFormat
+from ..cp.weights import CP
 from ..operators.operator import HilbertLinearOperator, diagonal_for
 
 #: Values of all components of all functions that are held at once: 256 MB.
@@ -28,19 +30,31 @@ CHUNK_ROWS = 1024
 
 class Posterior(ABC):
     r"""
-    What a model knows after a fit: S functions :math:`f_s(x) = \sum_r \prod_d \phi_d(x_d)^\top a_{sdr}`, draws or one
-    solution, and parameters of the observation model for each of them. It knows functions, not kernels or data.
+    What a model knows after a fit: S functions, draws or one solution, and parameters of the observation model for each
+    of them. For CP weights :math:`f_s(x) = \sum_r \prod_d \phi_d(x_d)^\top a_{sdr}`. It knows functions, not kernels or
+    data.
 
     :param bases: The basis of each mode.
-    :param factors: Raw factors :math:`a`, D tensors `(S, R, M_d)`, float64, in the units of the targets.
+    :param factors: Raw factors :math:`a`, D tensors `(S, K_d, M_d)`, float64, in the units of the targets.
     :param parameters: Parameters of the observation model by name, each `(S, ...)`, in the units of the targets.
+    :param weights: The format of the factors, by default :class:`CP`.
     """
 
     #: Names the class in a `state_dict`.
     kind: ClassVar[str]
 
-    def __init__(self, bases: Sequence[Basis], factors: Sequence[Tensor], parameters: Mapping[str, Tensor]):
+    def __init__(
+        self,
+        bases: Sequence[Basis],
+        factors: Sequence[Tensor],
+        parameters: Mapping[str, Tensor],
+        weights: WeightFormat | None = None,
+    ):
         self.bases, self.factors, self.parameters = list(bases), list(factors), dict(parameters)
+        heights = [factor.shape[1] for factor in self.factors]
+        weights = CP() if weights is None else weights
+        self.format = weights.with_rank(weights.rank_of(heights))
+        self._max_height = max(heights)
 
     @property
     def num_draws(self) -> int:
@@ -49,8 +63,9 @@ class Posterior(ABC):
 
     @property
     def rank(self) -> int:
-        """R."""
-        return self.factors[0].shape[1]
+        """R, or what takes its place in another format."""
+        assert self.format.rank is not None
+        return self.format.rank
 
     @property
     def device(self) -> torch.device:
@@ -77,7 +92,7 @@ class Posterior(ABC):
         rows = x.reshape(-1, x.shape[-1])
         has_gradient = torch.is_grad_enabled() and x.requires_grad
         num_kept = 2 * x.shape[-1] if has_gradient else 1  # of each entry, for the gradient
-        pieces = rows.split(max(MAX_ENTRIES // (self.num_draws * self.rank * num_kept), 1))
+        pieces = rows.split(max(MAX_ENTRIES // (self.num_draws * self._max_height * num_kept), 1))
         if len(pieces) == 1:
             values = self._functions(rows)
         elif has_gradient:  # computed again, piece by piece, in the backward pass
@@ -88,12 +103,13 @@ class Posterior(ABC):
 
     def _functions(self, x: Tensor) -> Tensor:
         """`(n, D)` -> `(S, n)`."""
-        product: Tensor | None = None
+        left: Tensor | None = None
         for d, (basis, factor) in enumerate(zip(self.bases, self.factors, strict=True)):
-            projection = basis.combine(x[:, d], factor.reshape(self.num_draws * self.rank, -1))  # (n, S R)
-            product = projection if product is None else product * projection
-        assert product is not None
-        return product.reshape(len(x), self.num_draws, self.rank).sum(-1).mT
+            rows = factor.transpose(0, 1)  # (K, S, M)
+            projection = basis.combine(x[:, d], rows.flatten(0, 1)).mT.unflatten(0, rows.shape[:2])  # (K, S, n)
+            left = self.format.advance(left, projection)
+        assert left is not None
+        return left.sum(0)
 
     def mean(self, x: Tensor) -> Tensor:
         """

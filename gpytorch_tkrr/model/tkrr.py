@@ -1,4 +1,4 @@
-"""The CP-weight model as a GPyTorch model."""
+"""The model with low-rank weights as a GPyTorch model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from ..bases.basis import Basis
 from ..bases.domain import Domain, as_inputs, at_least_single
 from ..bases.index_set import as_num_basis
 from ..cp.design import Design
+from ..cp.format import WeightFormat
 from ..cp.penalty import PENALTIES, FrobeniusPenalty, Penalty
+from ..cp.weights import CP
 from ..data.parallel import ONE_PROCESS, Processes, as_processes
 from ..data.source import TensorSource, as_source
 from ..data.training import Summary, TrainingData
@@ -71,8 +73,8 @@ class TKRR(GP):
     :param likelihood: A GPyTorch likelihood. With a BernoulliLikelihood the targets are classes {0, 1} or {-1, +1},
         taken as the numbers -1 and +1: the sign of the response decides (least-squares support vector machine).
     :param kernel: A separable kernel, stored as `covar_module`; by default :func:`~gpytorch_tkrr.anova_kernel`.
-    :param rank: R, the number of components. By default :func:`~gpytorch_tkrr.fit_gibbs` finds out how many are needed;
-        :func:`~gpytorch_tkrr.fit_als` takes 10.
+    :param rank: R, the number of components, short for ``weights=CP(rank)``. By default
+        :func:`~gpytorch_tkrr.fit_gibbs` finds out how many are needed; :func:`~gpytorch_tkrr.fit_als` takes 10.
     :param num_basis: Number of sines, for all dimensions or for each. By default 20, with the default kernel fewer for
         columns with fewer distinct values; :func:`~gpytorch_tkrr.fit_gibbs` then adapts them to the lengthscales that
         it finds.
@@ -84,6 +86,8 @@ class TKRR(GP):
         training inputs; by default none.
     :param categorical: The columns that the default kernel takes as categories: whole numbers without an order. A
         kernel of your own says so itself (:class:`~gpytorch_tkrr.CategoricalKernel`).
+    :param weights: The format of the weights, by default :class:`~gpytorch_tkrr.CP`; or a
+        :class:`~gpytorch_tkrr.TensorTrain`.
 
     Example:
         >>> import torch, gpytorch
@@ -115,14 +119,16 @@ class TKRR(GP):
         mean_module: Mean | None = None,
         warp: InputWarp | bool | None = None,
         categorical: Sequence[int] = (),
+        weights: WeightFormat | None = None,
     ):
         super().__init__()
         observe(likelihood).check()
         if (train_x is None) != (train_y is None):
             raise InputError("Give both train_x and train_y, or neither.")
         self.likelihood = likelihood
-        self.rank = DEFAULT_RANK if rank is None else _as_rank(rank)
-        self.adapts_rank = rank is None
+        weights = _as_format(rank, weights)
+        self.adapts_rank = weights.rank is None
+        self.weights = weights if weights.rank is not None else weights.with_rank(DEFAULT_RANK)
         self.num_basis = DEFAULT_NUM_BASIS if num_basis is None else as_num_basis(num_basis)
         self.family = as_family(basis)
         self.adapts_num_basis = num_basis is None and isinstance(self.family, Sines)
@@ -160,6 +166,12 @@ class TKRR(GP):
             announce_products(self.separate())
 
     # What the model is made of
+
+    @property
+    def rank(self) -> int:
+        """R, or what takes its place in another format."""
+        assert self.weights.rank is not None
+        return self.weights.rank
 
     def _known_num_dims(self) -> int | None:
         if self.domain is not None and self.domain.num_dims is not None:
@@ -278,10 +290,10 @@ class TKRR(GP):
             (3, 5)
         """
         counts = self.num_basis if num_basis is None else as_num_basis(num_basis)
-        new_rank = self.rank if rank is None else _as_rank(rank)
-        is_same = (counts, new_rank) == (self.num_basis, self.rank) and domain is None
+        weights = self.weights if rank is None else self.weights.with_rank(rank)
+        is_same = (counts, weights.rank) == (self.num_basis, self.rank) and domain is None
         self.domain = self.domain if domain is None else domain
-        self.num_basis, self.rank = counts, new_rank
+        self.num_basis, self.weights = counts, weights
         self.is_stale = self.is_stale or (self.is_fitted and not is_same)
 
     def warn_if_missing(self, lower: Tensor, upper: Tensor) -> None:
@@ -446,12 +458,12 @@ class TKRR(GP):
     def factors(self) -> list[Tensor]:
         r"""
         D tensors `(M_d, R)`: weights of :math:`z = \sqrt v \phi`, the outermost output scale left out of v, every
-        component spread evenly over the dimensions.
+        component spread evenly over the dimensions. With a :class:`~gpytorch_tkrr.TensorTrain` cores `(r, M_d, r')`.
         """
         posterior = self.posterior
         if not isinstance(posterior, LaplacePosterior):
             raise NotFittedError("The model holds draws, not one set of factors: see model.posterior.factors.")
-        return [factor.mT for factor in posterior.weights.balanced()]
+        return posterior.format.shown(posterior.weights.balanced())
 
     def draws(self, x: Tensor) -> Tensor:
         """
@@ -600,9 +612,10 @@ class TKRR(GP):
         training = self.training_data(data, as_processes(group), memory=memory)
         self.center(training)
         separable = self.separate()
-        design = Design(training, [mode.basis for mode in separable.modes], memory=memory)
+        bases = [mode.basis for mode in separable.modes]
+        design = Design(training, bases, memory=memory, weights=posterior.format)
         weights = posterior.weights.clone()
-        weights.log_scales -= math.log(training.scale) / weights.num_dims
+        weights.multiply(1 / training.scale)
         noise, outputscale = self.noise() / training.scale**2, separable.outputscale() / training.scale**2
         strength = self._penalty.strength_for(noise, outputscale, weights)
         information = self.observation.information
@@ -772,13 +785,17 @@ def _restore_posterior(model: TKRR, *ignore: Any) -> None:
         state, model._loaded, bases = model._loaded, None, model._bases()
         posterior = POSTERIORS[state["kind"]].from_state(state, bases)
         model._posterior = posterior.to(next(model.parameters()).device, bases)
-        model.rank = posterior.rank
+        model.weights = posterior.format
 
 
-def _as_rank(rank: int) -> int:
-    if isinstance(rank, float) or rank < 1:
-        raise SizeError(f"rank must be an integer, at least 1; got {rank}.")
-    return int(rank)
+def _as_format(rank: int | None, weights: WeightFormat | None) -> WeightFormat:
+    if weights is None:
+        return CP(rank)
+    if not isinstance(weights, WeightFormat):
+        raise InputError(f"weights must be a format such as CP(10) or TensorTrain(4); got {weights!r}.")
+    if rank is not None:
+        raise InputError(f"rank={rank} is short for weights=CP({rank}): give one of rank and weights.")
+    return weights
 
 
 def _checked(x: Tensor, y: Tensor) -> tuple[tuple[Tensor], Tensor]:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpytorch_tkrr.cp.weights import CPWeights, all_products_but_one, gram_but, squared_norm
+from gpytorch_tkrr.cp.weights import CP, CPWeights, gram_but
 
 
 def full_tensor(factors):
@@ -26,7 +26,7 @@ def test_norm_and_balance_against_the_full_tensor(rank, sizes, seed):
     for d, factor in enumerate(factors):
         weights.rescale(d, 3.0 * factor.norm(dim=-1))
     tensor = full_tensor(factors)
-    torch.testing.assert_close(squared_norm(weights), tensor.square().sum())
+    torch.testing.assert_close(weights.squared_norm(), tensor.square().sum())
     torch.testing.assert_close(full_tensor(weights.balanced()), tensor)
     norms = torch.stack([factor.norm(dim=-1) for factor in weights.balanced()])
     torch.testing.assert_close(norms, norms[:1].expand_as(norms))
@@ -76,7 +76,7 @@ def test_no_underflow_over_a_hundred_modes():
 def test_products_but_one_with_zeros():
     projections = random_factors(2, [5] * 4)
     projections[1][0, 2] = projections[3][0, 2] = 0.0
-    for d, product in enumerate(all_products_but_one(projections)):
+    for d, product in enumerate(CP().products_but_one(projections)):
         expected = torch.ones_like(product)
         for k, projection in enumerate(projections):
             expected = expected * projection if k != d else expected

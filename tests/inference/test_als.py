@@ -9,7 +9,6 @@ import torch
 from models import gaussian, rbf
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.cp.weights import squared_norm
 from gpytorch_tkrr.errors import ConstraintWarning, InputError
 from gpytorch_tkrr.inference import als
 
@@ -214,7 +213,7 @@ def test_callback_sees_the_model_after_every_update():
     def record(model, number):
         numbers.append(number)
         square = (y - model.posterior.mean(x)).square().sum()
-        objective.append(float(square + 1e-6 * squared_norm(model.posterior.weights)))
+        objective.append(float(square + 1e-6 * model.posterior.weights.squared_norm()))
 
     options = {"max_sweeps": 2, "rel_tol": 0.0, "seed": 0, "penalty": tkrr.FrobeniusPenalty(1e-6)}
     result = tkrr.fit_als(model, callback=record, **options)

@@ -1,0 +1,346 @@
+r"""What a low-rank form of the weights has to say: the contract behind :class:`CP` and :class:`TensorTrain`.
+
+A format is linear in each of its factors. Factor d is a matrix :math:`A_d` of :math:`K_d` rows and :math:`M_d` columns,
+and its *projections* at a point are the :math:`K_d` numbers :math:`A_d\,\phi_d(x_d)`. They are multiplied along the
+chain of modes, from the left and from the right, up to any mode:
+
+.. math:: f(x) = \sum_k p_k(x)\, (A_d\,\phi_d(x_d))_k, \qquad p = \text{join}(\text{left}_d, \text{right}_d).
+
+So row n of the design of factor d is :math:`p(x_n) \otimes \phi_d(x_{nd})`, whatever the format. The model, the sums
+over data and both fits know no more of it than this file says. All arrays have the rows first: `(K, ...)`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..errors import SizeError
+
+#: Root-mean-square over the data of the functions of a factor's rows: mode, factor `(K, M)` -> `(K,)`.
+Norms = Callable[[int, Tensor], Tensor]
+
+#: Kept products of a bond, and the matrix by which they change: see :meth:`Weights.move_to`.
+Turn = tuple[int, Tensor]
+
+#: Formats by name, to restore them from a `state_dict`; a subclass that has a name is entered here.
+FORMATS: dict[str, type[WeightFormat]] = {}
+
+_Format = TypeVar("_Format", bound="WeightFormat")
+
+
+class Weights(ABC):
+    """
+    Whitened weights as ALS sees them: one factor may be replaced at a time.
+
+    :ivar factors: D tensors `(K_d, M_d)`, float64, never changed in place.
+    """
+
+    factors: list[Tensor]
+
+    @property
+    def num_dims(self) -> int:
+        """D, the number of modes."""
+        return len(self.factors)
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """The rank of these weights."""
+
+    @abstractmethod
+    def scales(self) -> Tensor:
+        """What the terms of f are multiplied by beside their factors: one number, or one for each row."""
+
+    @abstractmethod
+    def scaled_factor(self, d: int) -> Tensor:
+        """
+        One factor with all scales multiplied in, `(K_d, M_d)`.
+
+        :param d: The mode.
+        """
+
+    @abstractmethod
+    def move_to(self, d: int) -> tuple[list[int], list[Turn]]:
+        """
+        Bring the weights into the form in which factor d is updated; the tensor stays the same.
+
+        :param d: The mode.
+        :return: Modes whose factors have changed, and for each bond that was passed the matrix that products kept
+            there are multiplied by (see :meth:`gpytorch_tkrr.cp.design.Design.turn`).
+        """
+
+    @abstractmethod
+    def replace(self, d: int, factor: Tensor, norms: Tensor) -> None:
+        """
+        Set one factor, given with all scales multiplied in.
+
+        :param d: The mode.
+        :param factor: `(K_d, M_d)`.
+        :param norms: Norms of its rows, `(K_d,)`, for formats that keep their scales apart.
+        """
+
+    @abstractmethod
+    def set_factor(self, d: int, factor: Tensor) -> None:
+        """
+        Set one factor, leaving scales alone: the same functions, whitened in another way.
+
+        :param d: The mode.
+        :param factor: `(K_d, M_d)`.
+        """
+
+    @abstractmethod
+    def vanish(self, d: int) -> None:
+        """
+        Let the tensor be zero, by one mode.
+
+        :param d: The mode.
+        """
+
+    @abstractmethod
+    def multiply(self, number: float) -> None:
+        """
+        Multiply the tensor by a number.
+
+        :param number: Positive.
+        """
+
+    @abstractmethod
+    def normalise(self, norms: Norms) -> None:
+        """
+        Choose the scales of all factors, where the format leaves them free.
+
+        :param norms: Norms of a factor's rows.
+        """
+
+    @abstractmethod
+    def balance(self) -> None:
+        """Choose the form in which a finished fit is kept: every factor's rows are as uncorrelated as can be."""
+
+    @abstractmethod
+    def balanced(self) -> list[Tensor]:
+        """Plain factors `(K_d, M_d)`, their sizes spread evenly over the modes."""
+
+    @abstractmethod
+    def frobenius_form(self, d: int) -> Tensor:
+        r"""
+        H such that :math:`\|W\|_F^2 = u^\top (H \otimes I) u` for the scaled factor u of mode d.
+
+        :param d: The mode.
+        :return: `(K_d, K_d)`.
+        """
+
+    @abstractmethod
+    def squared_norm(self) -> Tensor:
+        r""":math:`\|W\|_F^2`, a scalar."""
+
+    @abstractmethod
+    def clone(self) -> Weights:
+        """An independent copy; factors are shared, as they are never changed in place."""
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Weights:
+        """
+        The same weights on another device.
+
+        :param device: The device.
+        """
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Tensors and numbers that describe the weights, for a `state_dict`."""
+
+
+class WeightFormat(ABC):
+    """
+    A low-rank form of the weight tensor. Its algebra depends on the shapes that it is given alone.
+
+    :param rank: The rank; None where the fit chooses it.
+    """
+
+    #: Names the format in a `state_dict`.
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        FORMATS[cls.kind] = cls
+
+    def __init__(self, rank: int | None = None):
+        if rank is not None and (isinstance(rank, (bool, float)) or rank < 1):
+            raise SizeError(f"rank must be an integer, at least 1; got {rank}.")
+        self.rank = None if rank is None else int(rank)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.rank})"
+
+    def with_rank(self: _Format, rank: int | None) -> _Format:
+        """
+        The same format with another rank.
+
+        :param rank: The rank.
+        """
+        return type(self)(rank)
+
+    # Shapes
+
+    @abstractmethod
+    def heights(self, sizes: Sequence[int]) -> list[int]:
+        """
+        :math:`K_d`, the number of rows of each factor.
+
+        :param sizes: :math:`M_d`, the number of functions of each mode.
+        """
+
+    @abstractmethod
+    def bonds(self, heights: Sequence[int]) -> list[int]:
+        """
+        Sizes of the products that are passed on between neighbouring modes, D - 1 of them.
+
+        :param heights: :math:`K_d`.
+        """
+
+    @abstractmethod
+    def rank_of(self, heights: Sequence[int]) -> int:
+        """
+        The rank of factors with given numbers of rows.
+
+        :param heights: :math:`K_d`.
+        """
+
+    # Products of projections along the chain
+
+    @abstractmethod
+    def advance(self, left: Tensor | None, projection: Tensor) -> Tensor:
+        """
+        The product of all modes to the left, taken over one mode more.
+
+        :param left: The product so far; None at the first mode.
+        :param projection: Of the mode that is passed, `(K, ...)`; may be overwritten where it needs no gradient.
+        """
+
+    @abstractmethod
+    def retreat(self, projection: Tensor, right: Tensor | None) -> Tensor:
+        """
+        The product of all modes to the right, taken over one mode more.
+
+        :param projection: Of the mode that is passed, `(K, ...)`; may be overwritten where it needs no gradient.
+        :param right: The product so far; None at the last mode.
+        """
+
+    @abstractmethod
+    def join(self, left: Tensor | None, right: Tensor | None) -> Tensor:
+        """
+        p, from the products on both sides of a mode; one of them may be None.
+
+        :param left: Of the modes before it.
+        :param right: Of the modes after it.
+        :return: `(K, ...)`.
+        """
+
+    @abstractmethod
+    def pairs(self, matrices: Sequence[Tensor]) -> list[Tensor]:
+        """
+        Projections of a product of two functions of this format, as such of one function.
+
+        :param matrices: For each mode all products of two projections, `(K_d, K_d, ...)`.
+        :return: `(K_d^2, ...)` each, in the order in which :meth:`advance` and :meth:`join` take them.
+        """
+
+    def multiply(self, projections: Sequence[Tensor]) -> Tensor:
+        """
+        The values of f.
+
+        :param projections: Of all modes, D tensors `(K_d, ...)`; may be overwritten where they need no gradient.
+        :return: `(...)`.
+        """
+        left: Tensor | None = None
+        for projection in projections[:-1]:
+            left = self.advance(left, projection)
+        last = projections[-1]
+        return (last if left is None else last * self.join(left, None)).sum(0)
+
+    def products_but_one(self, projections: Sequence[Tensor]) -> list[Tensor]:
+        """
+        p of every mode, by products from both sides: no division, O(D).
+
+        :param projections: Of all modes, D tensors `(K_d, ...)`.
+        :return: D tensors `(K_d, ...)`.
+        """
+        if len(projections) == 1:
+            return [torch.ones_like(projections[0])]
+        rights: list[Tensor | None] = [None]
+        for projection in reversed(projections[1:]):
+            rights.append(self.retreat(projection.clone(), rights[-1]))
+        left: Tensor | None = None
+        products = []
+        for projection, right in zip(projections, reversed(rights), strict=True):
+            products.append(self.join(left, right))
+            if right is not None:
+                left = self.advance(left, projection.clone())
+        return products
+
+    # Weights
+
+    @abstractmethod
+    def weights(self, factors: Sequence[Tensor]) -> Weights:
+        """
+        Weights for ALS.
+
+        :param factors: Whitened factors, D tensors `(K_d, M_d)`.
+        """
+
+    @abstractmethod
+    def restore(self, state: dict[str, Any]) -> Weights:
+        """
+        The weights that :meth:`Weights.state` described.
+
+        :param state: The description, among other things.
+        """
+
+    @abstractmethod
+    def num_components(self, num_dims: int) -> int:
+        """
+        How many terms a start looks for.
+
+        :param num_dims: D.
+        """
+
+    @abstractmethod
+    def from_components(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        """
+        Factors of this format that are nearest to a sum of products, the start of a fit.
+
+        :param factors: Whitened weights of the terms, D tensors `(num_components, M_d)`.
+        :return: D tensors `(K_d, M_d)`.
+        """
+
+    # What users see
+
+    @abstractmethod
+    def shapes(self, sizes: Sequence[int]) -> list[tuple[int, ...]]:
+        """
+        Shapes of the factors as users see them.
+
+        :param sizes: :math:`M_d`.
+        """
+
+    @abstractmethod
+    def shown(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        """
+        Factors as users see them.
+
+        :param factors: D tensors `(K_d, M_d)`.
+        """
+
+    @abstractmethod
+    def read(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        """
+        The inverse of :meth:`shown`.
+
+        :param factors: D tensors of the shapes :meth:`shapes`.
+        :return: D tensors `(K_d, M_d)`.
+        """
