@@ -9,6 +9,9 @@ Weights are whitened throughout because :math:`V^{-1}` overflows for smooth kern
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
@@ -38,6 +41,17 @@ def whitened_precision(gram: Tensor, covariance: Covariance, prior: Tensor) -> T
     return precision.reshape(rank * size, rank * size)
 
 
+def design_rows(p: Tensor, z: Tensor) -> Tensor:
+    r"""
+    :math:`p_n \otimes z_n`.
+
+    :param p: `(..., n, R)`.
+    :param z: `(..., n, M)`.
+    :return: `(..., n, R M)`.
+    """
+    return (p.unsqueeze(-1) * z.unsqueeze(-2)).flatten(-2)
+
+
 class Conditional:
     r"""
     A factorised precision matrix: :math:`P = S^{-1} L L^\top S^{-1}` with S chosen to give unit diagonal.
@@ -51,7 +65,7 @@ class Conditional:
     def __init__(self, precision: Tensor):
         diagonal = precision.diagonal()
         for floor in FLOORS:
-            self.scale = _unit_scale(diagonal + floor * diagonal.amax() if floor else diagonal)
+            self.scale = unit_scale(diagonal + floor * diagonal.amax() if floor else diagonal)
             scaled = precision * self.scale.unsqueeze(-1) * self.scale
             if floor:
                 scaled.diagonal().fill_(1.0)
@@ -72,7 +86,7 @@ class Conditional:
         :param weight: u, `(K,)`.
         :param prior: q, `(K,)`.
         """
-        scale = _unit_scale(gram.diagonal() * weight.square() + prior)
+        scale = unit_scale(gram.diagonal() * weight.square() + prior)
         both = weight * scale
         scaled = (gram * both.unsqueeze(-1)).mul_(both)
         scaled.diagonal().fill_(1.0)
@@ -122,13 +136,90 @@ class Conditional:
         """:math:`P^{-1}`, `(K, K)`."""
         return torch.cholesky_inverse(self.factor) * self.scale.unsqueeze(-1) * self.scale
 
+    @property
+    def size(self) -> int:
+        """K, the number of weights."""
+        return self.factor.shape[-1]
+
+    def to(self, device: torch.device) -> Conditional:
+        """
+        The same on another device.
+
+        :param device: The device.
+        """
+        return Conditional.from_factor(self.factor.to(device), self.scale.to(device))
+
+    def row_variances(self, p: Tensor, z: Tensor) -> Tensor:
+        r"""
+        :math:`g_n^\top P^{-1} g_n` for the design rows :math:`g_n = p_n \otimes z_n`.
+
+        :param p: `(n, R)`.
+        :param z: Whitened features, `(n, M)`.
+        :return: `(n,)`.
+        """
+        return self.half_solve(design_rows(p, z).mT).square().sum(0)
+
     def logdet(self) -> Tensor:
         """:math:`\\log |P|`."""
         return 2 * (self.factor.diagonal().log() - self.scale.log()).sum()
 
 
-def _unit_scale(diagonal: Tensor) -> Tensor:
-    """What makes a diagonal one; where it is finite so are all entries of a positive semi-definite matrix."""
+@dataclass(frozen=True)
+class DenseGram:
+    """
+    The Gram matrix of one factor.
+
+    :param matrix: G, `(R, M, R, M)`.
+    """
+
+    matrix: Tensor
+
+    def dense(self) -> Tensor:
+        """G as `(R, M, R, M)`."""
+        return self.matrix
+
+    def apply(self, factor: Tensor) -> Tensor:
+        """
+        G times a factor.
+
+        :param factor: `(R, M)`.
+        """
+        return (self.matrix.reshape(factor.numel(), -1) @ factor.reshape(-1)).reshape(factor.shape)
+
+    def squares(self, factor: Tensor) -> Tensor:
+        """
+        The sum of squares of each component alone.
+
+        :param factor: `(R, M)`.
+        :return: `(R,)`.
+        """
+        blocks = self.matrix.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # (R, M, M)
+        return (factor * torch.bmm(blocks, factor.unsqueeze(-1)).squeeze(-1)).sum(-1)
+
+    def conditional(self, covariance: Covariance, prior: Tensor, noise: float) -> Conditional:
+        r"""
+        The conditional of the whitened weights, :math:`P = V^{1/2} G V^{1/2} / s^2 + Q \otimes I`.
+
+        :param covariance: V, of M weights.
+        :param prior: Q, `(R, R)`, or its diagonal `(R,)`.
+        :param noise: :math:`s^2`.
+        """
+        if prior.dim() == 2:
+            scaled = Covariance(covariance.variances / noise, covariance.mixing)
+            return Conditional(whitened_precision(self.matrix, scaled, prior))
+        rank, size = self.matrix.shape[:2]
+        root = covariance.variances.clamp(min=1e-300).sqrt()
+        square = covariance.mix_blocks(self.matrix).reshape(rank * size, rank * size)
+        weight = (root / math.sqrt(noise)).repeat(rank)
+        return Conditional.from_gram(square, weight, prior.repeat_interleave(size))
+
+
+def unit_scale(diagonal: Tensor) -> Tensor:
+    """
+    What makes a diagonal one; where it is finite so are all entries of a positive semi-definite matrix.
+
+    :param diagonal: `(...)`.
+    """
     if not bool(torch.isfinite(diagonal).all()):
         raise InputError("The sums over the data overflowed. Are inputs or targets of extreme magnitude?")
     return diagonal.clamp(min=torch.finfo(torch.float64).tiny).rsqrt()

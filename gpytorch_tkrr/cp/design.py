@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from ..data.keyed import row_uniform
 from ..data.source import Batch, RowFunction, Working, residuals
 from ..data.training import TrainingData
 from .cells import Cells, DistinctValues, RowGroups
+from .conditional import DenseGram
 from .format import WeightFormat
+from .levels import LevelGram, LevelTable, moment_table
 from .moments import MomentTable
 from .sums import FactorSums, add_direct, add_grouped, chunk_rows
 from .weights import CP
@@ -23,6 +25,45 @@ MAX_CELL_RANK = 12
 
 #: Bytes for each row of a column that is divided into cells.
 CELL_BYTES = 20
+
+
+@dataclass(frozen=True)
+class Marginal:
+    r"""
+    A mode alone, averaged over the rows.
+
+    :param gram: :math:`\tfrac1N \sum_n \phi_d \phi_d^\top`, of one component.
+    :param mean: :math:`\tfrac1N \sum_n \phi_d`, `(M,)`.
+    """
+
+    gram: DenseGram | LevelGram
+    mean: Tensor
+
+    def dense(self) -> Tensor:
+        """The Gram matrix, `(M, M)`."""
+        return self.gram.dense()[0, :, 0]
+
+    def squares(self, raw: Tensor) -> Tensor:
+        """
+        Mean squares of functions of this mode.
+
+        :param raw: Their weights, `(R, M)`.
+        :return: `(R,)`.
+        """
+        if isinstance(self.gram, LevelGram):
+            return self.gram.table.at_levels(raw).square() @ self.gram.blocks[:, 0, 0]
+        gram = self.dense()
+        return ((raw @ gram) * raw).sum(-1)
+
+    def diagonal(self) -> Tensor:
+        """Mean squares of the mode's own functions, `(M,)`."""
+        if isinstance(self.gram, LevelGram):
+            counts = self.gram.blocks[:, 0, 0]
+            total = torch.empty_like(self.mean)
+            total[self.gram.table.levels] = counts
+            total[self.gram.table.others] = counts @ self.gram.table.values.to(counts).square()
+            return total
+        return self.dense().diagonal()
 
 
 class _Rows:
@@ -53,7 +94,7 @@ class _Rows:
         """The projection of a mode, `(R, n)`."""
         groups, x = self.groups(d, factor.shape[0]), self.batch.x[:, d]
         if groups is not None:
-            return groups.interpolate(factor @ self.tables[d].features(groups.nodes))
+            return groups.interpolate(self.tables[d].at_nodes(factor, groups.nodes))
         return self.tables[d].project(factor, x, rows=chunk_rows(self.tables[d].num_functions + factor.shape[0]))
 
     def add_to(self, sums: FactorSums, d: int, p: Tensor, t: Tensor, weight: Tensor | None = None) -> None:
@@ -161,9 +202,9 @@ class Design:
 
         :param bases: The basis of each mode.
         """
-        self.tables = [MomentTable(basis) for basis in bases]
+        self.tables = [moment_table(basis) for basis in bases]
         self._position = 0  # of products over modes that are made anew
-        self._marginals: list[tuple[Tensor, Tensor]] | None = None
+        self._marginals: list[Marginal] | None = None
         if self._kept is not None:
             self._kept = [_Rows(rows.batch, self.tables, rows.distinct, self.format) for rows in self._kept]
 
@@ -210,12 +251,10 @@ class Design:
             if rows.bonds is not None:
                 rows.bonds[bond] = matrix @ rows.bonds[bond]
 
-    def marginals(self) -> list[tuple[Tensor, Tensor]]:
-        r"""
-        :math:`\tfrac1N \sum_n \phi_d \phi_d^\top` and :math:`\tfrac1N \sum_n \phi_d` for each mode: over all rows
-        where these have been kept, else over the sample that the first pass took. So they cost no pass of their own.
-
-        :return: D pairs `(M, M)` and `(M,)`.
+    def marginals(self) -> list[Marginal]:
+        """
+        Each mode alone, averaged over all rows where these have been kept, else over the sample that the first pass
+        took. So they cost no pass of their own.
         """
         if self._marginals is None:
             device = self.data.summary.lower.device
@@ -228,7 +267,10 @@ class Design:
                 packed = self.data.processes.sum(torch.cat([sums.pack() for sums in totals]))
                 parts = packed.split([sums.pack().numel() for sums in totals])
                 totals = [sums.unpack(part) for sums, part in zip(totals, parts, strict=True)]
-            self._marginals = [(sums.gram()[0, :, 0] / sums.square, sums.rhs[0] / sums.square) for sums in totals]
+            self._marginals = []
+            for sums in totals:
+                averaged = replace(sums, moments=sums.moments / sums.square)
+                self._marginals.append(Marginal(averaged.structured_gram(), sums.rhs[0] / sums.square))
         return self._marginals
 
     def _sample(self) -> _Rows:
@@ -337,6 +379,12 @@ class Design:
     def _grouped(self, batch: Batch) -> _Rows:
         """A batch, its columns contiguous since they are read one by one, with their distinct values."""
         batch = replace(batch, x=batch.x.mT.contiguous().mT)
-        columns = zip(batch.x.mT, self._compress, strict=True)
-        distinct = [DistinctValues.find(x) if compress else None for x, compress in columns]
-        return _Rows(batch, self.tables, distinct, self.format)
+        columns = zip(batch.x.mT, self._compress, self.tables, strict=True)
+        return _Rows(batch, self.tables, [_distinct(*column) for column in columns], self.format)
+
+
+def _distinct(x: Tensor, compress: bool, table: MomentTable) -> DistinctValues | None:
+    """The distinct values of a column: its levels, or those that are found where it is to be compressed."""
+    if isinstance(table, LevelTable):
+        return table.group(x)
+    return DistinctValues.find(x) if compress else None

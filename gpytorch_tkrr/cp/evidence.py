@@ -32,7 +32,8 @@ import torch
 from torch import Tensor
 
 from ..bases.covariance import Covariance
-from .conditional import Conditional, whitened_precision
+from .conditional import Conditional, DenseGram, whitened_precision
+from .levels import LevelGram
 from .sums import FactorSums
 
 #: Mixtures of components with less prior precision than this, relative to the largest, count as zero.
@@ -44,27 +45,27 @@ class FactorData:
     r"""
     All that the evidence of one factor needs of the data.
 
-    :param gram: G in the raw basis, `(R, M, R, M)`.
+    :param gram: G in the raw basis.
     :param rhs: :math:`b = C^\top y`, `(R, M)`.
     :param square: :math:`y^\top y`.
     :param count: N.
     """
 
-    gram: Tensor
+    gram: DenseGram | LevelGram
     rhs: Tensor
     square: Tensor
     count: Tensor
 
     @classmethod
-    def from_residuals(cls, sums: FactorSums, gram: Tensor, raw: Tensor) -> FactorData:
+    def from_residuals(cls, sums: FactorSums, gram: DenseGram | LevelGram, raw: Tensor) -> FactorData:
         """
         The sums for the targets themselves, from those for the residuals of a model with a given raw factor.
 
         :param sums: Sums with the residuals as target.
-        :param gram: Their Gram matrix, `(R, M, R, M)`.
+        :param gram: Their Gram matrix.
         :param raw: The raw factor, scales of its components multiplied in, `(R, M)`.
         """
-        product = (gram.reshape(raw.numel(), -1) @ raw.reshape(-1)).reshape(raw.shape)
+        product = gram.apply(raw)
         square = sums.square + (raw * (2 * sums.rhs + product)).sum()
         return cls(gram, sums.rhs + product, square, sums.count)
 
@@ -80,9 +81,9 @@ class FactorData:
         kept = values > COLLINEAR * values[-1]
         mixture = scale.unsqueeze(-1) * vectors[:, kept] * values[kept].rsqrt()  # (R, R')
         rank, size = self.rhs.shape
-        right = torch.einsum("isk,st->itk", self.gram.reshape(-1, rank, size), mixture)  # (R M, R', M)
+        right = torch.einsum("isk,st->itk", self.gram.dense().reshape(-1, rank, size), mixture)  # (R M, R', M)
         gram = (mixture.mT @ right.reshape(rank, -1)).reshape(-1, size, mixture.shape[1], size)
-        return replace(self, gram=gram, rhs=mixture.mT @ self.rhs)
+        return replace(self, gram=DenseGram(gram), rhs=mixture.mT @ self.rhs)
 
 
 class FactorEvidence:
@@ -101,7 +102,7 @@ class FactorEvidence:
         self.log_noise = torch.log(2 * math.pi * noise)
         rank = data.rhs.shape[0]
         prior = strength * torch.eye(rank, dtype=strength.dtype, device=strength.device)
-        self.precision = whitened_precision(data.gram, Covariance(variances / noise, covariance.mixing), prior)
+        self.precision = whitened_precision(data.gram.dense(), Covariance(variances / noise, covariance.mixing), prior)
         self.conditional = Conditional(self.precision)
         c = (covariance.mix(data.rhs) * variances.sqrt() / noise).reshape(-1)
         mean = self.conditional.solve(c)

@@ -9,10 +9,13 @@ All arrays are function-major, `(functions, N)`, and carry no gradients.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..bases.basis import Basis, ConcatenatedBasis
+from .conditional import DenseGram
 
 
 class MomentTable:
@@ -109,6 +112,30 @@ class MomentTable:
                     total[:, start : start + rows] += out
         return total
 
+    def at_nodes(self, factor: Tensor, nodes: Tensor) -> Tensor:
+        r"""
+        :math:`\sum_j a_{rj} \phi_j(\xi_u)` at the nodes of grouped rows (see :mod:`.cells`).
+
+        :param factor: a, `(R, M)`.
+        :param nodes: `(U,)`.
+        :return: `(R, U)`.
+        """
+        return factor @ self.features(nodes)
+
+    def add_nodes(self, moments: Tensor, rhs: Tensor, nodes: Tensor, per_node: Tensor) -> None:
+        """
+        Add sums over the rows of each node to those of the moment functions and of the functions.
+
+        :param moments: Where to add products of projections, `(K, R (R + 1) / 2)`.
+        :param rhs: Where to add products with the targets, `(R, M)`.
+        :param nodes: `(U,)`.
+        :param per_node: Both side by side, `(U, R (R + 1) / 2 + R)`.
+        """
+        phi, psi = self(nodes)
+        num_products = moments.shape[1]
+        moments.addmm_(psi, per_node[:, :num_products])
+        rhs.addmm_(per_node[:, num_products:].mT, phi.mT)
+
     def __call__(self, x: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """
         The basis functions and the moment functions.
@@ -146,6 +173,14 @@ class MomentTable:
         total = flat.index_select(0, index[0].flatten()).mul_(weights[0].reshape(-1, 1))
         total.addcmul_(flat.index_select(0, index[1].flatten()), weights[1].reshape(-1, 1))
         return total.reshape(shape).movedim((0, 1), (-2, -1))
+
+    def structured(self, sums: Tensor) -> Any:
+        """
+        The Gram matrix of R components, in a form that serves its factor's conditional best.
+
+        :param sums: :math:`\\sum_n w_n p_{nr} p_{ns} \\psi_k(x_n)`, `(K, R, R)`.
+        """
+        return DenseGram(self.gram(sums).permute(0, 2, 1, 3).contiguous())
 
     @staticmethod
     def _buffer(num: int, x: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ from torch import Tensor
 from ..bases.covariance import Covariance
 from ..data.source import Batch
 from .conditional import Conditional
-from .design import Design
+from .design import Design, Marginal
+from .levels import LevelGram, LevelTable
 
 #: Directions of each mode that are looked at.
 NUM_DIRECTIONS = 3
@@ -62,19 +63,26 @@ class Mode:
     constant: Tensor
 
     @classmethod
-    def from_marginals(cls, gram: Tensor, mean: Tensor, covariance: Covariance) -> Mode:
+    def from_marginal(cls, marginal: Marginal, covariance: Covariance) -> Mode:
         """
         From sums over the data.
 
-        :param gram: G / N, `(M, M)`.
-        :param mean: Means of the functions, `(M,)`.
+        :param marginal: The mode's functions, averaged over the data.
         :param covariance: V.
         """
         root = covariance.root
-        gram = covariance.mix_gram(gram) * root.unsqueeze(-1) * root
-        mean = covariance.mix(mean.unsqueeze(0))[0] * root
+        gram = covariance.mix_gram(marginal.dense()) * root.unsqueeze(-1) * root
+        mean = covariance.mix(marginal.mean.unsqueeze(0))[0] * root
         ridge = CONSTANT_RIDGE * gram.diagonal().mean().clamp(min=1e-300)
         return cls(gram, mean, Conditional(gram + ridge * torch.eye(*gram.shape).to(gram)).solve(mean))
+
+    def squares(self, weights: Tensor) -> Tensor:
+        """
+        Mean squares of functions over the data, `(R,)`.
+
+        :param weights: Whitened weights `(R, M)`.
+        """
+        return ((weights @ self.gram) * weights).sum(-1)
 
     def draws(self, rank: int, generator: torch.Generator) -> Tensor:
         """
@@ -84,7 +92,7 @@ class Mode:
         :param generator: Source of random numbers.
         """
         draws = torch.randn(rank, len(self.mean), dtype=torch.float64, generator=generator).to(self.mean.device)
-        sizes = ((draws @ self.gram) * draws).sum(-1).sqrt()
+        sizes = self.squares(draws).sqrt()
         return draws / torch.where(sizes > 0, sizes, torch.ones_like(sizes)).unsqueeze(-1)
 
     def directions(self) -> Tensor:
@@ -96,6 +104,80 @@ class Mode:
         scale = torch.where(varies, values, torch.ones_like(values)).rsqrt() * varies
         found = scale.unsqueeze(-1) * vectors
         return torch.nn.functional.pad(found, (0, 0, 0, NUM_DIRECTIONS - len(found)))
+
+
+@dataclass
+class Category(Mode):
+    r"""
+    A mode whose inputs are levels of a category, of which there may be thousands. Most of its functions are alike, so
+    the data choose its directions.
+
+    The first one is what the targets do: their means on each level, shrunk towards the common mean as far as chance
+    explains them. The others are, level by level, what the targets do with the directions of the other inputs,
+    :math:`\sum_{n: x_n = l} y_n z_{kp}(x_n)`, shrunk alike: the leading singular vectors of these sums.
+
+    :param gram: All that is needed of the Gram matrix: the share of the rows that have each level, `(L,)`.
+    :param mean: The functions' means over the data, `(M,)`.
+    :param constant: The best fit of 1, `(M,)`.
+    :param roots: Roots of the variances of the levels' weights, `(L,)`.
+    :param values: The other functions at each level times the roots of their variances, `(L, M')`.
+    :param first: Where the levels stand among the functions.
+    """
+
+    roots: Tensor
+    values: Tensor
+    first: int
+
+    @classmethod
+    def from_marginal(cls, marginal: Marginal, covariance: Covariance) -> Category:
+        gram, root = marginal.gram, covariance.root
+        assert isinstance(gram, LevelGram)
+        mean = marginal.mean * root
+        ridge = CONSTANT_RIDGE * (marginal.diagonal() * covariance.variances).mean().clamp(min=1e-300)
+        constant = gram.conditional(covariance, ridge.reshape(1), 1.0).solve(mean)
+        values = gram.table.values.to(root.device) * root[gram.table.others]
+        levels = gram.table.levels
+        return cls(gram.blocks[:, 0, 0], mean, constant, root[levels], values, levels.start)
+
+    def squares(self, weights: Tensor) -> Tensor:
+        levels = slice(self.first, self.first + len(self.roots))
+        others = torch.cat([weights[:, : levels.start], weights[:, levels.stop :]], -1)
+        return (weights[:, levels] * self.roots + others @ self.values.mT).square() @ self.gram
+
+    def directions(self) -> Tensor:
+        """None before :meth:`choose`, `(0, M)`."""
+        return self.mean.new_zeros(0, len(self.mean))
+
+    def choose(self, sums: Tensor, num_rows: int) -> Tensor:
+        """
+        The directions, `(Q, M)`; zeros where there are fewer.
+
+        :param sums: Means over all rows, for each level those of the rows that have it: of the targets, of variance 1,
+            and of their products with other inputs' directions, `(1 + P, L)`.
+        :param num_rows: N.
+        """
+        share, is_seen = self.gram, self.gram > 0
+        safe = torch.where(is_seen, share, torch.ones_like(share))
+        means = (sums / safe - sums.sum(-1, keepdim=True)) * is_seen
+        chance = 1 / (safe * num_rows)  # variance of the mean of a level by chance
+        between = ((means.square() - chance) * share).sum(-1, keepdim=True).clamp(min=0)
+        shrunk = means * between / (between + chance)
+        found = [shrunk[0]]
+        if len(shrunk) > 1:
+            vectors = torch.linalg.svd(shrunk[1:] * share.sqrt(), full_matrices=False)[2]
+            found += list(vectors[: NUM_DIRECTIONS - 1] / safe.sqrt() * is_seen)
+        kept: list[Tensor] = []
+        for values in found:  # functions of the level: zero mean, unit variance, orthogonal over the rows
+            for other in (is_seen.to(values), *kept):
+                values = values - (share * values * other).sum() * other
+            square = (share * values.square()).sum()
+            if square > MIN_VARIANCE:
+                kept.append(values * _signs(values) * square.rsqrt())
+        chosen = self.mean.new_zeros(NUM_DIRECTIONS, len(self.mean))
+        for row, values in zip(chosen, kept, strict=False):
+            weights = values / torch.where(self.roots > 0, self.roots, torch.ones_like(self.roots))
+            row[self.first : self.first + len(self.roots)] = weights
+        return chosen
 
 
 @dataclass
@@ -217,7 +299,7 @@ class Screening:
         :param covariances: V of each mode.
         """
         modes = _modes(design, covariances)
-        directions = [mode.directions() for mode in modes]
+        directions = _directions(design, modes, covariances)
         means = torch.stack([each @ mode.mean for each, mode in zip(directions, modes, strict=True)])  # (D, Q)
         if design.data.summary.num_rows <= NUM_DIRECTIONS + 1:
             return cls(modes, directions, means, None)
@@ -267,7 +349,7 @@ class Screening:
         """
         effects = state["effects"]
         return cls(
-            [Mode(**mode) for mode in state["modes"]],
+            [Category(**mode) if "roots" in mode else Mode(**mode) for mode in state["modes"]],
             state["directions"],
             state["means"],
             None if effects is None else Effects(**effects),
@@ -304,5 +386,35 @@ def _sizes(rank: int, generator: torch.Generator) -> Tensor:
 
 
 def _modes(design: Design, covariances: Sequence[Covariance]) -> list[Mode]:
-    pairs = zip(design.marginals(), covariances, strict=True)
-    return [Mode.from_marginals(*marginals, covariance) for marginals, covariance in pairs]
+    modes = []
+    for marginal, covariance in zip(design.marginals(), covariances, strict=True):
+        is_category = isinstance(marginal.gram, LevelGram) and covariance.mixing is None
+        modes.append((Category if is_category else Mode).from_marginal(marginal, covariance))
+    return modes
+
+
+def _directions(design: Design, modes: Sequence[Mode], covariances: Sequence[Covariance]) -> list[Tensor]:
+    """The directions of all modes, `(Q, M_d)`; where some are categories these take one more pass over the rows."""
+    found = [mode.directions() for mode in modes]
+    categories = {d: mode for d, mode in enumerate(modes) if isinstance(mode, Category)}
+    if not categories:
+        return found
+    raw = [covariance.unwhiten(each) for covariance, each in zip(covariances, found, strict=True)]
+    tables = {d: table for d in categories if isinstance(table := design.tables[d], LevelTable)}
+    num = 1 + sum(len(each) for each in raw)
+    sizes = [num * table.num_moments for table in tables.values()]
+
+    def by_level(batch: Batch, z: Tensor) -> Tensor:
+        y = batch.y if batch.weight is None else batch.y * batch.weight
+        rows, sums = torch.cat([y.unsqueeze(0), z * y]), []
+        for d, table in tables.items():
+            total = rows.new_zeros(num, table.num_moments)
+            sums.append(total.index_add_(1, table.level_basis.codes(batch.x[:, d]), rows).reshape(-1))
+        return torch.cat(sums)
+
+    summary = design.data.summary
+    total = design.sum_projections(raw, by_level, sum(sizes)) / summary.mass
+    scale = max(math.sqrt(summary.variance) / design.data.scale, 1e-300)
+    for d, part in zip(tables, total.split(sizes), strict=True):
+        found[d] = categories[d].choose(part.reshape(num, -1) / scale, summary.num_rows)
+    return found

@@ -20,11 +20,17 @@ import torch
 from torch import Tensor
 
 from .cells import RowGroups, multiply_pairs
+from .conditional import DenseGram
+from .levels import LevelGram
 from .moments import MomentTable
 
 #: Numbers held at a time while a batch is summed, as features, moment functions and products of projections: about what
 #: fits into cache.
 CHUNK_NUMBERS = 1 << 21
+
+
+#: Point estimates form Gram matrices of up to this size also where they have a structure.
+MAX_DENSE = 1024
 
 
 @dataclass
@@ -84,12 +90,20 @@ class FactorSums:
 
     def gram(self) -> Tensor:
         """G as `(R, M, R, M)`."""
+        return self.structured_gram().dense()
+
+    def gram_for_solving(self) -> DenseGram | LevelGram:
+        """As :meth:`structured_gram`, formed while it is small."""
+        gram = self.structured_gram()
+        return DenseGram(gram.dense()) if self.rhs.numel() <= MAX_DENSE else gram
+
+    def structured_gram(self) -> DenseGram | LevelGram:
+        """G, for a category without ever being formed."""
         rank = self.rhs.shape[0]
         upper = torch.triu_indices(rank, rank, device=self.moments.device)
         pair = torch.empty(rank, rank, dtype=torch.long, device=self.moments.device)
         pair[upper[0], upper[1]] = pair[upper[1], upper[0]] = torch.arange(upper.shape[1], device=pair.device)
-        blocks = self.table.gram(self.moments[:, pair])  # (R, R, M, M)
-        return blocks.permute(0, 2, 1, 3).contiguous()
+        return self.table.structured(self.moments[:, pair])
 
 
 def chunk_rows(numbers: int) -> int:
@@ -139,7 +153,4 @@ def add_grouped(sums: FactorSums, groups: RowGroups, p: Tensor, t: Tensor, weigh
     :param weight: Row weights `(n,)`, or None for ones.
     """
     per_node = groups.sum_products(p, t, weight)  # (U, R (R + 1) / 2 + R)
-    phi, psi = sums.table(groups.nodes)
-    num_products = sums.moments.shape[1]
-    sums.moments.addmm_(psi, per_node[:, :num_products])
-    sums.rhs.addmm_(per_node[:, num_products:].mT, phi.mT)
+    sums.table.add_nodes(sums.moments, sums.rhs, groups.nodes, per_node)

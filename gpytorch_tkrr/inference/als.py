@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from ..bases.covariance import covariance_state, covariances_from_state
-from ..cp.conditional import Conditional, whitened_precision
+from ..cp.conditional import Conditional, DenseGram
 from ..cp.design import Design
 from ..cp.evidence import FactorData
 from ..cp.format import Weights
+from ..cp.levels import LevelConditional
 from ..cp.penalty import FrobeniusPenalty, Penalty
 from ..cp.start import near_constant, screened
 from ..cp.sums import FactorSums
@@ -371,7 +372,7 @@ class ALSFit:
             shapes = [tuple(factor.shape) for factor in initial_factors]
             if shapes != expected:
                 raise InputError(f"initial_factors must have the shapes {expected} ({form!r}); got {shapes}.")
-            device = self.marginals[0][0].device
+            device = self.marginals[0].mean.device
             self._set(form.read([factor.detach().double().to(device) for factor in initial_factors]), True)
             return
         is_als = self.model.is_fitted and isinstance(self.model.posterior, LaplacePosterior)
@@ -407,9 +408,10 @@ class ALSFit:
 
     def _norms(self, d: int, factor: Tensor) -> Tensor:
         """Root-mean-square over the data of each column's function; never zero for a column that is not."""
-        raw, gram = self.covariances[d].unwhiten(factor), self.marginals[d][0]
-        squares = ((raw @ gram) * raw).sum(-1)
-        squares = squares + 1e-16 * (gram.diagonal() * raw.square()).sum(-1)  # functions may have units of their own
+        raw, marginal = self.covariances[d].unwhiten(factor), self.marginals[d]
+        squares = marginal.squares(raw)
+        # Functions may have units of their own.
+        squares = squares + 1e-16 * (marginal.diagonal() * raw.square()).sum(-1)
         tiny = squares <= torch.finfo(torch.float64).tiny
         return torch.where(tiny, factor.norm(dim=-1), squares.clamp(min=0).sqrt())
 
@@ -430,12 +432,13 @@ class ALSFit:
         for bond, matrix in turns:
             self.design.turn(bond, matrix)
         sums, excess = self._sums(d, weights.scales())
-        gram, current = sums.gram(), weights.scaled_factor(d)
+        gram, current = sums.gram_for_solving(), weights.scaled_factor(d)
         self._refresh(float(sums.square) + excess, objective)
         raw = self.covariances[d].unwhiten(current)
         data = FactorData.from_residuals(sums, gram, raw)
         self.total = float(data.square) + excess
-        if self.step is not None:
+        learn = learn and isinstance(gram, DenseGram)  # not for thousands of levels: see fit_als
+        if self.step is not None and isinstance(gram, DenseGram):
             self.memories[d] = _Memory(sums, raw, self.penalty.form(weights, d))
         if learn:
             self._learn(d, data)
@@ -446,15 +449,15 @@ class ALSFit:
             current, rhs, square, penalty = torch.zeros_like(current), data.rhs, self.total, 0.0
         before = square + float(strength) * penalty
         covariance = self.covariances[d]
-        precision = whitened_precision(gram, covariance, strength * form)
-        gradient = (covariance.mix(rhs) * covariance.root - strength * form @ current).reshape(-1)
-        conditional = Conditional(precision)
+        gradient = covariance.mix(rhs) * covariance.root - strength * form @ current  # (R, M)
+        conditional = gram.conditional(covariance, strength * form, 1.0)
         # The step is taken from the current factor: where a jitter was needed, this is a proximal step, still downhill.
-        change = conditional.solve(gradient)
-        gain = float(2 * gradient @ change - change @ (precision @ change))
+        change = conditional.solve(gradient.reshape(-1)).reshape_as(current)
+        explained = covariance.mix(gram.apply(covariance.unwhiten(change))) * covariance.root
+        gain = float((change * (2 * gradient - explained - strength * form @ change)).sum())
         if gain < 0:
             change, gain = torch.zeros_like(change), 0.0
-        factor = current + change.reshape_as(current)
+        factor = current + change
         updated = weights.clone()
         updated.replace(d, factor, self._norms(d, factor))
         if not float(strength * self.penalty.value(updated)) <= before:
@@ -480,7 +483,9 @@ class ALSFit:
         """Sums stay small until the Gram matrix is made of them."""
         weights = self.weights
         return FactorTerm(
-            lambda: FactorData.from_residuals(memory.sums, memory.sums.gram(), memory.raw).mixed(memory.form),
+            lambda: FactorData.from_residuals(memory.sums, memory.sums.gram_for_solving(), memory.raw).mixed(
+                memory.form
+            ),
             lambda noise, outputscale: self.penalty.strength_for(noise, outputscale, weights),
         )
 
@@ -527,7 +532,7 @@ class ALSFit:
         result.objective, result.sweeps = list(state["objective"]), state["sweeps"]
         result.converged = state["converged"]
         generator.set_state(state["generator"])
-        device = self.marginals[0][0].device
+        device = self.marginals[0].mean.device
         state = move_tensors(state, device)
         self.restarts, self.raw = state["restarts"], state["raw"]
         self.covariances = covariances_from_state(state)
@@ -561,7 +566,7 @@ class ALSFit:
         self._refresh(float(square), result.objective)
         self.store(blocks, float(square))
 
-    def store(self, blocks: list[Conditional] | None, square: float | None = None) -> None:
+    def store(self, blocks: Sequence[Conditional | LevelConditional] | None, square: float | None = None) -> None:
         """Hand the weights to the model."""
         if self.fallback is not None:  # interrupted between a new start and its first update
             self.weights = self.fallback[0]

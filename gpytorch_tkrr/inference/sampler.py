@@ -36,9 +36,10 @@ import torch
 from torch import Tensor
 
 from ..bases.covariance import Covariance
-from ..cp.conditional import Conditional
+from ..cp.conditional import DenseGram
 from ..cp.design import Design
 from ..cp.evidence import FactorData
+from ..cp.levels import LevelGram
 from ..data.source import RowFunction
 from ..features.represented import MAX_MISSING, ModeGrid
 from ..features.separable import SeparableKernel
@@ -60,21 +61,19 @@ class FactorConditional:
     r"""
     The Gaussian conditional of one factor, and the evidence with that factor integrated out.
 
-    :param gram: G, `(R, M, R, M)`.
+    :param gram: G.
     :param rhs: b, `(R, M)`.
     :param covariance: V, of M weights.
     :param prior: Prior precisions of the whitened weights of each component, `(R,)`.
     :param noise: :math:`s^2`.
     """
 
-    def __init__(self, gram: Tensor, rhs: Tensor, covariance: Covariance, prior: Tensor, noise: float):
-        rank, size = rhs.shape
+    def __init__(self, gram: DenseGram | LevelGram, rhs: Tensor, covariance: Covariance, prior: Tensor, noise: float):
+        size = rhs.shape[1]
         self.covariance = covariance
         self.root = covariance.variances.clamp(min=1e-300).sqrt()
-        weight = (self.root / math.sqrt(noise)).repeat(rank)
-        square = covariance.mix_blocks(gram).reshape(rank * size, rank * size)
         rhs = covariance.mix(rhs)
-        self.conditional = Conditional.from_gram(square, weight, prior.repeat_interleave(size))
+        self.conditional = gram.conditional(covariance, prior, noise)
         self.half = self.conditional.half_solve((rhs * self.root / noise).reshape(-1, 1)).squeeze(-1)
         self.log_evidence = float((size * prior.log().sum() - self.conditional.logdet() + self.half.square().sum()) / 2)
 
@@ -207,24 +206,22 @@ class GibbsSampler:
         """
         factors, working = state.factors, self.augmentation.working(state.parameters, self.rng)
         sums = self.design.sums(d, factors, torch.ones_like(state.precisions), working)
-        gram = sums.gram()
+        gram = sums.structured_gram()
         data = FactorData.from_residuals(sums, gram, factors[d])
         rhs = data.rhs
 
         current = self._moved(state, d, gram, rhs, adapt, move_scale)
         rank, size = rhs.shape
         factors[d] = current.draw(self._normal(rank, size))
-        fitted = (gram.reshape(rank * size, -1) @ factors[d].reshape(-1)).reshape(rank, size)
+        fitted = gram.apply(factors[d])
         square = float(data.square + (factors[d] * (fitted - 2 * rhs)).sum())
         state.parameters = self.augmentation.after_visit(
             state.parameters, max(square, 0.0), float(sums.count), self.rng
         )
-        blocks = gram.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # (R, M, M)
-        products = torch.bmm(blocks, factors[d].unsqueeze(-1)).squeeze(-1)
-        self.energies = (factors[d] * products).sum(-1) / sums.count
+        self.energies = gram.squares(factors[d]) / sums.count
 
     def _moved(
-        self, state: GibbsState, d: int, gram: Tensor, rhs: Tensor, adapt: float, move_scale: bool
+        self, state: GibbsState, d: int, gram: DenseGram | LevelGram, rhs: Tensor, adapt: float, move_scale: bool
     ) -> FactorConditional:
         """Metropolis steps on the evidence of mode d; returns the conditional at the final hyperparameters."""
         hyper, noise_variance = self.hyperparameters, self.augmentation.noise(state.parameters)

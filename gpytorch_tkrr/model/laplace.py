@@ -14,6 +14,7 @@ factor only would leave most of the uncertainty out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from torch import Tensor
 
 from ..bases.basis import Basis
 from ..bases.covariance import Covariance, covariance_state, covariances_from_state
-from ..cp.conditional import Conditional, whitened_precision
+from ..cp.conditional import Conditional, design_rows
 from ..cp.design import Design
 from ..cp.format import FORMATS, WeightFormat, Weights
+from ..cp.levels import LevelConditional
 from ..cp.penalty import Penalty
 from ..errors import NotFittedError
 from .posterior import Posterior
@@ -52,14 +54,15 @@ class LaplacePosterior(Posterior):
         weights: Weights,
         covariances: Sequence[Covariance],
         noise: Tensor,
-        blocks: list[Conditional] | None = None,
+        blocks: Sequence[Conditional | LevelConditional] | None = None,
         *,
         weight_format: WeightFormat | None = None,
     ):
         balanced = zip(weights.balanced(), covariances, strict=True)
         factors = [v.unwhiten(w).unsqueeze(0) for w, v in balanced]
         super().__init__(bases, factors, {"noise": noise.reshape(1)}, weight_format)
-        self.weights, self.covariances, self.blocks = weights, list(covariances), blocks
+        self.weights, self.covariances = weights, list(covariances)
+        self.blocks = None if blocks is None else list(blocks)
 
     @property
     def has_covariance(self) -> bool:
@@ -79,25 +82,34 @@ class LaplacePosterior(Posterior):
         :param x: Inputs `(..., n, D)`.
         :return: `(..., n)` and `(..., n, sum_d K_d M_d)`, float64.
         """
-        features = self._features(x)
-        projections = [(z @ factor.mT).movedim(-1, 0) for z, factor in zip(features, self.weights.factors, strict=True)]
-        products = self.format.products_but_one(projections)  # (K, ..., n)
+        features, projections, products = self._rows(x)
         roots = []
         for z, p, block in zip(features, products, self._known_blocks(), strict=True):
-            design = (p.movedim(0, -1).unsqueeze(-1) * z.unsqueeze(-2)).flatten(-2)  # (..., n, K M)
+            design = design_rows(p.movedim(0, -1), z)  # (..., n, K M)
             roots.append(block.half_solve(design.reshape(-1, design.shape[-1]).mT).mT.reshape(design.shape))
-        mean = (products[0] * projections[0]).movedim(0, -1) @ self.weights.scales().expand(len(products[0]))
-        return mean, torch.cat(roots, dim=-1) * self.noise.sqrt()
+        return self._combined(projections, products), torch.cat(roots, dim=-1) * self.noise.sqrt()
+
+    def _rows(self, x: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Features `(..., n, M_d)`, projections and products of all others, `(K, ..., n)`, of each mode."""
+        features = self._features(x)
+        projections = [(z @ factor.mT).movedim(-1, 0) for z, factor in zip(features, self.weights.factors, strict=True)]
+        return features, projections, self.format.products_but_one(projections)
+
+    def _combined(self, projections: Sequence[Tensor], products: Sequence[Tensor]) -> Tensor:
+        """The mean, `(..., n)`."""
+        return (products[0] * projections[0]).movedim(0, -1) @ self.weights.scales().expand(len(products[0]))
 
     def components(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean, root = self.mean_and_root(x)
-        return mean.unsqueeze(0), root.square().sum(-1).unsqueeze(0)
+        features, projections, products = self._rows(x)
+        rows = zip(features, products, self._known_blocks(), strict=True)
+        variance = reduce(torch.add, (block.row_variances(p.mT, z) for z, p, block in rows))
+        return self._combined(projections, products).unsqueeze(0), (self.noise * variance).unsqueeze(0)
 
     def draw_weights(self, sample_shape: torch.Size) -> Tensor:
-        size = sum(block.factor.shape[-1] for block in self._known_blocks())
+        size = sum(block.size for block in self._known_blocks())
         return torch.randn(*sample_shape, size, dtype=torch.float64, device=self.device)
 
-    def _known_blocks(self) -> list[Conditional]:
+    def _known_blocks(self) -> list[Conditional | LevelConditional]:
         if self.blocks is None:
             raise NotFittedError(
                 "The posterior covariance has not been computed for these weights (they were loaded without it, or the "
@@ -115,8 +127,10 @@ class LaplacePosterior(Posterior):
             **covariance_state(self.covariances),
             "noise": self.noise.squeeze(0),
         }
-        if self.blocks is not None and 8 * sum(block.factor.numel() for block in self.blocks) <= MAX_STORED_BYTES:
-            state["blocks"] = [(block.factor, block.scale) for block in self.blocks]
+        stored = [block for block in self.blocks or () if isinstance(block, Conditional)]
+        num_bytes = 8 * sum(block.factor.numel() for block in stored)
+        if self.blocks is not None and len(stored) == len(self.blocks) and num_bytes <= MAX_STORED_BYTES:
+            state["blocks"] = [(block.factor, block.scale) for block in stored]
         return state
 
     @classmethod
@@ -130,7 +144,7 @@ class LaplacePosterior(Posterior):
     def to(self, device: torch.device, bases: Sequence[Basis]) -> LaplacePosterior:
         blocks = None
         if self.blocks is not None:
-            blocks = [Conditional.from_factor(block.factor.to(device), block.scale.to(device)) for block in self.blocks]
+            blocks = [block.to(device) for block in self.blocks]
         covariances = [covariance.to(device) for covariance in self.covariances]
         weights, noise = self.weights.to(device), self.noise.to(device)
         return LaplacePosterior(bases, weights, covariances, noise, blocks, weight_format=self.format)
@@ -143,7 +157,7 @@ def laplace_blocks(
     penalty: Penalty,
     strength: Tensor,
     information: float = 1.0,
-) -> tuple[list[Conditional], Tensor]:
+) -> tuple[list[Conditional | LevelConditional], Tensor]:
     """
     The conditional of every factor at unit noise.
 
@@ -157,9 +171,9 @@ def laplace_blocks(
     """
     raw = [covariance.unwhiten(factor) for factor, covariance in zip(weights.factors, covariances, strict=True)]
     scale = weights.scales()
-    blocks = []
+    blocks: list[Conditional | LevelConditional] = []
     for d in range(weights.num_dims):
         sums = design.sums(d, raw, scale)
         form = strength * penalty.form(weights, d)
-        blocks.append(Conditional(whitened_precision(information * sums.gram(), covariances[d], form)))
+        blocks.append(sums.gram_for_solving().conditional(covariances[d], form, 1 / information))
     return blocks, sums.square

@@ -8,6 +8,7 @@ from torch.distributions import MultivariateNormal
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.bases.covariance import Covariance
+from gpytorch_tkrr.cp.conditional import DenseGram
 from gpytorch_tkrr.cp.evidence import FactorData, FactorEvidence
 
 
@@ -15,7 +16,7 @@ def random_problem(dense=False, num_rows=30, rank=2, size=4):
     design = torch.randn(num_rows, rank * size, dtype=torch.float64)
     y = torch.randn(num_rows, dtype=torch.float64)
     gram = (design.mT @ design).reshape(rank, size, rank, size)
-    data = FactorData(gram, (design.mT @ y).reshape(rank, size), y @ y, torch.tensor(float(num_rows)))
+    data = FactorData(DenseGram(gram), (design.mT @ y).reshape(rank, size), y @ y, torch.tensor(float(num_rows)))
     covariance = Covariance(torch.rand(size, dtype=torch.float64) + 0.1)
     if dense:
         covariance = Covariance(covariance.variances, torch.randn(size, size, dtype=torch.float64))
@@ -75,8 +76,10 @@ def test_derivatives_where_weights_are_correlated():
 def test_components_that_do_not_differ_count_once():
     _, _, data, variances, _ = random_problem()
     one = torch.ones((), dtype=torch.float64)
-    single = FactorData(data.gram[:1, :, :1], data.rhs[:1], data.square, data.count)
-    twice = FactorData(single.gram.repeat(2, 1, 2, 1), single.rhs.repeat(2, 1), data.square, data.count)
+    single = FactorData(DenseGram(data.gram.dense()[:1, :, :1]), data.rhs[:1], data.square, data.count)
+    twice = FactorData(
+        DenseGram(single.gram.dense().repeat(2, 1, 2, 1)), single.rhs.repeat(2, 1), data.square, data.count
+    )
     alone = FactorEvidence(single.mixed(torch.ones(1, 1).double()), variances, one, 0.3 * one)
     evidence = FactorEvidence(twice.mixed(torch.ones(2, 2).double()), variances, one, 0.3 * one)
     assert evidence.value() == pytest.approx(alone.value())

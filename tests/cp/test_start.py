@@ -48,7 +48,7 @@ def test_effects_are_those_of_dense_algebra(weighted):
     y = torch.sin(4 * x[:, 0]) + 3 * (x[:, 1] - 0.5) * (x[:, 2] - 0.5) + 0.1 * torch.randn(400, dtype=torch.float64)
     weight = 0.5 + torch.rand(400, dtype=torch.float64) if weighted else None
     design, covariances = _setup(x, y, weight=weight)
-    modes = [Mode.from_marginals(*pair, v) for pair, v in zip(design.marginals(), covariances, strict=True)]
+    modes = [Mode.from_marginal(*pair) for pair in zip(design.marginals(), covariances, strict=True)]
     directions = [mode.directions() for mode in modes]
     means = torch.stack([each @ mode.mean for each, mode in zip(directions, modes, strict=True)])
     raw = [v.unwhiten(each) for v, each in zip(covariances, directions, strict=True)]

@@ -69,7 +69,7 @@ def fit_everything(group=None):
     factors = [torch.randn(3, basis.num_functions, dtype=torch.float64, generator=generator) for basis in bases]
     design = Design(training, bases)
     results["sums"] = [design.sums(d, factors, torch.ones(3, dtype=torch.float64)).pack() for d in range(3)]
-    results["marginals"] = design.marginals()
+    results["marginals"] = [(marginal.dense(), marginal.mean) for marginal in design.marginals()]
 
     kernel = tkrr.HilbertKernel(RBFKernel(active_dims=[0]).double(), DOMAIN, [6, 1, 1])
     gp = tkrr.HilbertGP(data, gpytorch.likelihoods.GaussianLikelihood().double(), kernel, group=group)

@@ -59,7 +59,7 @@ def test_many_rows_are_thinned(monkeypatch):
 
 
 def test_wrong_names_are_refused_before_the_work():
-    with pytest.raises(tkrr.InputError, match="noise must be one of gaussian, student.*got 'cauchy'"):
+    with pytest.raises(tkrr.InputError, match=r"noise must be one of gaussian, student.*got 'cauchy'"):
         tkrr.choose_noise(torch.rand(9, 1), torch.rand(9), kinds=["gaussian", "cauchy"])
 
 

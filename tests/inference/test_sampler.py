@@ -12,6 +12,7 @@ from gpytorch.kernels import AdditiveKernel, ConstantKernel, ProductKernel, RBFK
 
 from gpytorch_tkrr import Domain
 from gpytorch_tkrr.bases.covariance import Covariance
+from gpytorch_tkrr.cp.conditional import DenseGram
 from gpytorch_tkrr.cp.design import Design
 from gpytorch_tkrr.data.source import TensorSource
 from gpytorch_tkrr.data.training import TrainingData
@@ -38,7 +39,11 @@ def test_conditional_of_a_factor_equals_the_dense_gaussian(dense):
     noise = 0.3
     rows = design.reshape(num, -1)
     conditional = FactorConditional(
-        (rows.mT @ rows).reshape(rank, size, rank, size), (y @ rows).reshape(rank, size), covariance, prior, noise
+        DenseGram((rows.mT @ rows).reshape(rank, size, rank, size)),
+        (y @ rows).reshape(rank, size),
+        covariance,
+        prior,
+        noise,
     )
     precision = rows.mT @ rows / noise + torch.kron(prior.diag(), covariance.to_dense().inverse().contiguous())
     mean = torch.linalg.solve(precision, rows.mT @ y / noise)
@@ -53,7 +58,7 @@ def test_evidence_differs_from_the_dense_log_density_by_a_constant(dense):
     rank, size, num = 2, 3, 20
     rows = torch.randn(num, rank * size, dtype=torch.float64)
     y = torch.randn(num, dtype=torch.float64)
-    gram, rhs = (rows.mT @ rows).reshape(rank, size, rank, size), (y @ rows).reshape(rank, size)
+    gram, rhs = DenseGram((rows.mT @ rows).reshape(rank, size, rank, size)), (y @ rows).reshape(rank, size)
     differences = []
     for _ in range(3):
         weights, prior = random_covariance(size, dense), torch.rand(rank, dtype=torch.float64) + 0.5
