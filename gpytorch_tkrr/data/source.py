@@ -148,14 +148,48 @@ def _check_lengths(parts: Sequence[Any]) -> None:
         raise InputError(f"Inputs, targets and weights must have the same number of rows; got {lengths}.")
 
 
+def is_frame(part: object) -> bool:
+    """
+    Whether this is a column or a table of pandas, or of a library with the same methods.
+
+    :param part: Anything.
+    """
+    return not isinstance(part, (Tensor, np.ndarray)) and hasattr(part, "to_numpy") and hasattr(part, "shape")
+
+
+def as_array(part: Any) -> np.ndarray:
+    """
+    The numbers of a DataFrame or a Series, missing ones as NaN; columns of other types are an error that names them.
+
+    :param part: A table or a column of pandas.
+    """
+    columns = {None: part} if len(part.shape) == 1 else {name: part[name] for name in part.columns}
+    for name, column in columns.items():
+        if getattr(column, "dtype", None) is None or not _is_numeric(column.dtype):
+            where = "The column" if name is None else f"Column {name!r}"
+            raise InputError(
+                f"{where} has the type {getattr(column, 'dtype', 'unknown')}; a model takes numbers. Give the levels "
+                "of a category numbers (column.cat.codes) and name it in categorical=, or leave it out."
+            )
+    if len(part.shape) == 1:
+        return part.to_numpy(dtype=np.float64, na_value=np.nan)
+    return np.column_stack([column.to_numpy(dtype=np.float64, na_value=np.nan) for column in columns.values()])
+
+
+def _is_numeric(dtype: Any) -> bool:
+    return getattr(dtype, "kind", "O") in "biuf"
+
+
 def as_tensor(part: Any) -> Tensor:
     """
-    A tensor, detached, or the float64 tensor of an array of numbers.
+    A tensor, detached, or the float64 tensor of an array, a DataFrame or a Series of numbers.
 
-    :param part: A tensor or an array.
+    :param part: A tensor, an array or a table.
     """
     if isinstance(part, Tensor):
         return part.detach()
+    if is_frame(part):
+        return torch.from_numpy(np.array(as_array(part)))
     if part.dtype.kind not in "biuf":
         raise InputError(f"Arrays must hold numbers; got one of type {part.dtype}. Convert it by astype(float).")
     return torch.from_numpy(np.array(part, dtype=np.float64))
@@ -176,12 +210,13 @@ def as_source(data: object) -> Source:
     """
     Tensors or arrays, or an iterable of batches that starts afresh each time, as a source.
 
-    :param data: `(x, y)` or `(x, y, weight)`, or an iterable of such batches, for instance a DataLoader.
+    :param data: `(x, y)` or `(x, y, weight)`, tensors, arrays or DataFrames; or an iterable of such batches, for
+        instance a DataLoader.
     """
     if isinstance(data, (tuple, list)) and _is_batch(data):
         if all(isinstance(part, Tensor) for part in data):
             return TensorSource(*data)
-        return ArraySource(*(part.detach().cpu().numpy() if isinstance(part, Tensor) else part for part in data))
+        return ArraySource(*(_in_memory(part) for part in data))
     if isinstance(data, (str, Mapping, Tensor, np.ndarray)) or not isinstance(data, Iterable):
         raise InputError(
             f"data must be a pair of tensors or arrays (x, y), or an iterable of such batches; got a "
@@ -195,12 +230,19 @@ def as_source(data: object) -> Source:
     return data
 
 
+def _in_memory(part: Any) -> np.ndarray:
+    """A tensor or a table as an array; arrays, also mapped from a file, as they are."""
+    if isinstance(part, Tensor):
+        return part.detach().cpu().numpy()
+    return as_array(part) if is_frame(part) else part
+
+
 def _is_batch(parts: object) -> bool:
-    """Whether this is (x, y) or (x, y, weight), tensors or arrays."""
+    """Whether this is (x, y) or (x, y, weight), tensors, arrays or DataFrames."""
     return (
         isinstance(parts, (tuple, list))
         and len(parts) in (2, 3)
-        and all(isinstance(part, (Tensor, np.ndarray)) for part in parts)
+        and all(isinstance(part, (Tensor, np.ndarray)) or is_frame(part) for part in parts)
     )
 
 

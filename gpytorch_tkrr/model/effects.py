@@ -27,6 +27,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,10 +95,12 @@ class EmpiricalMeasure(Measure):
         self.x = x
 
     def moments(self, d: int, functions: Functions) -> tuple[Tensor, Tensor]:
-        chunks, num_rows = self.x[:, d].split(CHUNK_ROWS), self.x.shape[0]
-        mean = torch.stack([functions(chunk).sum(0) for chunk in chunks]).sum(0) / num_rows  # (M,)
-        centered = (functions(chunk) - mean for chunk in chunks)
-        return mean, torch.stack([phi.mT @ phi for phi in centered]).sum(0) / num_rows
+        values, counts = self.x[:, d].unique(return_counts=True)  # many columns have few values
+        share = counts.double() / counts.sum()
+        chunks = list(zip(values.split(CHUNK_ROWS), share.split(CHUNK_ROWS), strict=True))
+        mean = reduce(torch.add, (part @ functions(chunk) for chunk, part in chunks))  # (M,)
+        pieces = ((functions(chunk) - mean, part) for chunk, part in chunks)
+        return mean, reduce(torch.add, (phi.mT @ (part.unsqueeze(-1) * phi) for phi, part in pieces))
 
 
 class UniformMeasure(Measure):
@@ -170,7 +173,14 @@ def _integrate(model: TKRR, measure: Measure | None) -> _Modes:
     if measure.lower.numel() != len(factors):
         raise InputError(f"The measure has {measure.lower.numel()} inputs; the model has {len(factors)}.")
     functions = [_functions_of(model, d) for d in range(len(factors))]
-    moments = [measure.moments(d, phi) for d, phi in enumerate(functions)]
+    levels = {} if model.training_range is None else model.training_range.levels
+    moments = []
+    for d, phi in enumerate(functions):
+        own = measure
+        if d in levels and isinstance(measure, UniformMeasure):  # every level seen counts the same
+            table = levels[d].to(measure.lower.device).unsqueeze(-1).expand(-1, len(factors))
+            own = EmpiricalMeasure(table)
+        moments.append(own.moments(d, phi))
     means = [(factor @ mean).mT for factor, (mean, _) in zip(factors, moments, strict=True)]
     pairs = zip(factors, moments, strict=True)
     covariances = [(factor @ cov @ factor.mT).movedim(0, -1) for factor, (_, cov) in pairs]
@@ -183,9 +193,10 @@ class MainEffects:
     """
     What each input does on its own, averaged over all others, relative to the mean of f.
 
-    :param grids: Points of each input, D tensors `(n,)`.
+    :param grids: Points of each input, D tensors `(n,)`; the levels of a category.
     :param draws: The effect in every draw, D tensors `(S, n)`; S is 1 after ALS.
     :param expectation: The mean of f in every draw, `(S,)`.
+    :param categorical: The inputs that are categories.
 
     Example:
         >>> import gpytorch, torch, gpytorch_tkrr as tkrr
@@ -204,6 +215,7 @@ class MainEffects:
     grids: list[Tensor]
     draws: list[Tensor]
     expectation: Tensor
+    categorical: tuple[int, ...] = ()
 
     def mean(self, d: int) -> Tensor:
         """
@@ -240,8 +252,11 @@ class MainEffects:
         panels = _panels(len(self.grids)) if axes is None else list(axes)
         for d, axis in enumerate(panels):
             x = self.grids[d].cpu()
-            line = axis.plot(x, self.mean(d).cpu())[0]
-            if self.draws[d].shape[0] > 1:
+            is_category = d in self.categorical
+            line = axis.plot(x, self.mean(d).cpu(), "o" if is_category else "-")[0]
+            if self.draws[d].shape[0] > 1 and is_category:
+                axis.vlines(x, *(end.cpu() for end in self.band(d, level)), color=line.get_color(), alpha=0.5)
+            elif self.draws[d].shape[0] > 1:
                 low, high = self.band(d, level)
                 axis.fill_between(x, low.cpu(), high.cpu(), color=line.get_color(), alpha=0.2, lw=0)
             axis.axhline(0, color="0.7", lw=0.8, zorder=0)
@@ -273,7 +288,8 @@ def main_effects(model: TKRR, *, measure: Measure | None = None, num_points: int
 
     :param model: A fitted model; after ALS the effects have no bands.
     :param measure: Distribution of the inputs; by default :class:`EmpiricalMeasure` of the training data.
-    :param num_points: Points of each grid, evenly spaced over the range of the input.
+    :param num_points: Points of each grid, evenly spaced over the range of the input; the grid of a category holds its
+        levels.
 
     Example:
         >>> import torch, gpytorch
@@ -292,16 +308,18 @@ def main_effects(model: TKRR, *, measure: Measure | None = None, num_points: int
     lower, upper = modes.measure.lower, modes.measure.upper
     fraction = torch.linspace(0, 1, num_points, dtype=torch.float64, device=lower.device)
     others = modes.format.products_but_one(modes.means)  # D tensors (K, S)
+    levels = {} if model.training_range is None else model.training_range.levels
     grids, draws = [], []
     for d, functions in enumerate(modes.functions):
         grid = lower[d].double() + fraction * (upper[d] - lower[d]).double()
+        grid = levels[d].to(grid.device) if d in levels else grid
         weights = (others[d].mT.unsqueeze(-2) @ modes.factors[d]).squeeze(-2)  # (S, M)
         with torch.no_grad():
             effect = weights @ (functions(grid) - modes.moments[d][0]).mT  # (S, n)
         grids.append(grid.to(lower.dtype))
         draws.append(effect.to(lower.dtype))
     expectation = (others[0] * modes.means[0]).sum(0) + modes.constant
-    return MainEffects(grids, draws, expectation.to(lower.dtype))
+    return MainEffects(grids, draws, expectation.to(lower.dtype), tuple(levels))
 
 
 @dataclass(frozen=True)

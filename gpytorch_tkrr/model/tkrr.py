@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
@@ -25,7 +26,7 @@ from ..cp.format import WeightFormat
 from ..cp.penalty import PENALTIES, FrobeniusPenalty, Penalty
 from ..cp.weights import CP
 from ..data.parallel import ONE_PROCESS, Processes, as_processes
-from ..data.source import TensorSource, as_source
+from ..data.source import TensorSource, as_source, as_tensor, is_frame
 from ..data.training import Summary, TrainingData
 from ..errors import (
     ApproximationWarning,
@@ -68,8 +69,9 @@ class TKRR(GP):
     It is used like an :class:`~gpytorch.models.ExactGP`. In train mode a call returns the prior, in eval mode the
     posterior, once the model has been fitted by :func:`~gpytorch_tkrr.fit_als`. Inputs and targets may have any units.
 
-    :param train_x: Training inputs `(N, D)`, or `(N,)` for one dimension; None for a model without data.
-    :param train_y: Training targets `(N,)`; None for a model without data.
+    :param train_x: Training inputs `(N, D)`, or `(N,)` for one dimension: a tensor, an array or a DataFrame of numbers
+        (the latter two as float64). None for a model without data.
+    :param train_y: Training targets `(N,)`, likewise.
     :param likelihood: A GPyTorch likelihood. With a BernoulliLikelihood the targets are classes {0, 1} or {-1, +1},
         taken as the numbers -1 and +1: the sign of the response decides (least-squares support vector machine).
     :param kernel: A separable kernel, stored as `covar_module`; by default :func:`~gpytorch_tkrr.anova_kernel`.
@@ -107,8 +109,8 @@ class TKRR(GP):
 
     def __init__(
         self,
-        train_x: Tensor | None,
-        train_y: Tensor | None,
+        train_x: Any,
+        train_y: Any,
         likelihood: Likelihood,
         *,
         kernel: Kernel | None = None,
@@ -146,6 +148,7 @@ class TKRR(GP):
         self.warp = warp if isinstance(warp, InputWarp) else None
         self.adapts_warp = warp is True
         self.is_flat_outside = kernel is None and domain is None
+        self.feature_names: list[Any] | None = None  # of a DataFrame
         self.train_inputs: tuple[Tensor, ...] | None = None
         self.train_targets: Tensor | None = None
         self.training_range: TrainingRange | None = None
@@ -156,6 +159,7 @@ class TKRR(GP):
         self._penalty: Penalty = FrobeniusPenalty()
         self.register_load_state_dict_post_hook(_restore_posterior)
         if train_x is not None and train_y is not None:
+            self.feature_names = list(train_x.columns) if hasattr(train_x, "columns") else None
             self.train_inputs, self.train_targets = _checked(train_x, train_y)
             summary = TrainingData(self._source(), targets=self.observation.encode).summary
             self._choose(summary)
@@ -363,9 +367,7 @@ class TKRR(GP):
         parameter = next(self.mean_module.parameters(), x)
         return self.mean_module(x.to(parameter.dtype)).double()
 
-    def set_train_data(
-        self, inputs: Tensor | Sequence[Tensor] | None = None, targets: Tensor | None = None, strict: bool = True
-    ) -> None:
+    def set_train_data(self, inputs: Any = None, targets: Any = None, strict: bool = True) -> None:
         """
         Replace the training data. A posterior that the model holds is then stale: fit again.
 
@@ -374,7 +376,7 @@ class TKRR(GP):
         :param strict: Whether shape, dtype and device must be those of the old data.
         """
         old_x = self.train_inputs[0] if self.train_inputs is not None else None
-        x = old_x if inputs is None else inputs if isinstance(inputs, Tensor) else inputs[0]
+        x = old_x if inputs is None else inputs[0] if isinstance(inputs, (tuple, list)) else self.as_inputs(inputs)
         y = self.train_targets if targets is None else targets
         if x is None or y is None:
             raise InputError("Give both inputs and targets.")
@@ -401,7 +403,7 @@ class TKRR(GP):
                 stacklevel=2,
             )
 
-    def append_train_data(self, x: Tensor, y: Tensor) -> None:
+    def append_train_data(self, x: Any, y: Any) -> None:
         """
         Add rows to the training data. A posterior that the model holds is then stale; `new_rows` of
         :func:`~gpytorch_tkrr.fit_als` adds and fits at once.
@@ -409,7 +411,7 @@ class TKRR(GP):
         :param x: Inputs `(n, D)`.
         :param y: Targets `(n,)`.
         """
-        (x,), y = _checked(x, y)
+        (x,), y = _checked(self.as_inputs(x), y)
         if self.train_inputs is not None and self.train_targets is not None:
             if x.shape[-1] != self.train_inputs[0].shape[-1]:
                 raise InputError(
@@ -465,18 +467,18 @@ class TKRR(GP):
             raise NotFittedError("The model holds draws, not one set of factors: see model.posterior.factors.")
         return posterior.format.shown(posterior.weights.balanced())
 
-    def draws(self, x: Tensor) -> Tensor:
+    def draws(self, x: Any) -> Tensor:
         """
         Whole functions drawn from the posterior, after :func:`~gpytorch_tkrr.fit_gibbs`.
 
         :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension.
         :return: `(S, ..., n)`: row s is the same function in every call.
         """
-        posterior = self._draws_posterior()
+        posterior, x = self._draws_posterior(), self.as_inputs(x)
         x = at_least_single(x.unsqueeze(-1) if x.dim() == 1 else x)
         return self.mean_module(x) + posterior.functions(self.warped(x)).to(x.dtype)
 
-    def predict(self, x: Tensor, **rows: Tensor | float) -> Prediction:
+    def predict(self, x: Any, **rows: Tensor | float) -> Prediction:
         r"""
         The distribution of new observations y, for any likelihood: after :func:`~gpytorch_tkrr.fit_gibbs` the mixture
         over the draws, after :func:`~gpytorch_tkrr.fit_als` that of its Gaussian f. Variance of f that the basis does
@@ -484,7 +486,7 @@ class TKRR(GP):
         `extrapolates`; f has at least the variance there that the prior has given f at the edge of the range. Where the
         model has chosen kernel and box itself, f is held from a tenth of the range's width outside on.
 
-        :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension.
+        :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension: a tensor, an array or a DataFrame.
         :param rows: What the likelihood needs to know of each row: with a FixedNoiseGaussianLikelihood `noise=`, one
             variance or one for each row `(..., n)`, with a NegativeBinomialLikelihood `exposure=`, likewise. For the
             model's own training inputs it may be left out.
@@ -523,12 +525,13 @@ class TKRR(GP):
 
         return Prediction(self.observation, components, posterior.parameters, x, known, self.extrapolates(x))
 
-    def extrapolates(self, x: Tensor) -> Tensor:
+    def extrapolates(self, x: Any) -> Tensor:
         """
-        Which rows lie outside the range of the training rows, in any column, `(..., n)`.
+        Which rows lie outside the range of the training rows, in any column, or have levels never seen, `(..., n)`.
 
         :param x: Inputs `(..., n, D)`.
         """
+        x = self.as_inputs(x)
         if self.training_range is None:
             return torch.zeros_like(x[..., 0], dtype=torch.bool)
         return self.training_range.outside(x).any(-1)
@@ -634,7 +637,22 @@ class TKRR(GP):
         assert self.covar_module is not None
         return MultivariateNormal(self.mean_module(x), self.covar_module(self._warped(x)))
 
-    def __call__(self, x: Tensor, **kwargs: Any) -> MultivariateNormal:
+    def as_inputs(self, x: Any) -> Tensor:
+        """
+        Inputs as a tensor. The columns of a DataFrame are found by their names, where the model has seen names.
+
+        :param x: A tensor, an array or a DataFrame of numbers.
+        """
+        if hasattr(x, "columns") and self.feature_names is not None:
+            missing = [name for name in self.feature_names if name not in list(x.columns)]
+            if missing:
+                raise InputError(
+                    f"The table has no column {missing[0]!r}; the model was made with {self.feature_names}."
+                )
+            x = x[self.feature_names]
+        return x if isinstance(x, Tensor) else as_tensor(np.asarray(x) if isinstance(x, (list, tuple)) else x)
+
+    def __call__(self, x: Any, **kwargs: Any) -> MultivariateNormal:
         x = self._checked_inputs(x, finite=not self.training)
         if self.training:
             if settings.debug.on() and self.train_inputs is not None and not torch.equal(x, self.train_inputs[0]):
@@ -655,8 +673,9 @@ class TKRR(GP):
             covariance = covariance + DiagLinearOperator(lacking)
         return MultivariateNormal(mean.to(x.dtype), covariance)
 
-    def _checked_inputs(self, x: Tensor, finite: bool = True) -> Tensor:
+    def _checked_inputs(self, x: Any, finite: bool = True) -> Tensor:
         """Inputs `(..., n, D)`."""
+        x = self.as_inputs(x)
         x = at_least_single(x.unsqueeze(-1) if x.dim() == 1 else x)
         if self.covar_module is None:
             raise NotFittedError("The model has neither kernel nor data. Give one of them, or load a state_dict.")
@@ -798,7 +817,8 @@ def _as_format(rank: int | None, weights: WeightFormat | None) -> WeightFormat:
     return weights
 
 
-def _checked(x: Tensor, y: Tensor) -> tuple[tuple[Tensor], Tensor]:
+def _checked(x: Any, y: Any) -> tuple[tuple[Tensor], Tensor]:
+    x, y = (as_tensor(part) if isinstance(part, np.ndarray) or is_frame(part) else part for part in (x, y))
     as_inputs(x)
     if not x.is_floating_point():
         raise InputError(f"Inputs must be floating-point tensors; got {x.dtype}. Use x.double().")

@@ -223,7 +223,7 @@ def flatten(value):
         return [tensor for item in value for tensor in flatten(item)]
     if isinstance(value, tkrr.Summary):
         return flatten(vars(value))
-    return [torch.as_tensor(value, dtype=torch.float64)]
+    return [] if value is None else [torch.as_tensor(value, dtype=torch.float64)]
 
 
 @pytest.fixture(scope="module")

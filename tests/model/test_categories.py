@@ -102,3 +102,32 @@ def test_levels_of_a_summary():
     assert parts.levels[1].tolist() == whole.levels[1].tolist()
     far = torch.tensor([[0.0], [3e9], [-7.0]], dtype=torch.float64)
     assert tkrr.summarise((far, y[:3])).levels[0].tolist() == [-7, 0, 3e9]
+
+
+@pytest.mark.parametrize("fit", ["als", "gibbs"])
+def test_effects_of_levels(fit):
+    x, y, _ = _table(300)
+    model = tkrr.TKRR(x, y, gaussian(), rank=4, categorical=[1])
+    if fit == "als":
+        tkrr.fit_als(model, seed=0)
+    else:
+        tkrr.fit_gibbs(model, num_warmup=10, num_draws=10, seed=0)
+    effects, levels = tkrr.main_effects(model), torch.tensor([0, 1, 2, 4, 5, 6]).double()
+    assert effects.grids[1].tolist() == levels.tolist() and effects.categorical == (1,)
+    # Averaged over the rows by brute force: every row with every level.
+    grid = torch.cartesian_prod(x[:, 0], levels)
+    with torch.no_grad():
+        values = model.eval()(grid).mean.reshape(len(x), len(levels)).mean(0)
+        share = torch.stack([(x[:, 1] == level).double().mean() for level in levels])
+        torch.testing.assert_close(effects.mean(1), values - share @ values)
+        everything = torch.cartesian_prod(x[:, 0], x[:, 1])
+        total = model(everything).mean.var(correction=0) if fit == "als" else None
+    indices = tkrr.sobol_indices(model)
+    if total is not None:
+        torch.testing.assert_close(indices.variance[0], total)
+        main = (share * effects.mean(1) ** 2).sum()
+        torch.testing.assert_close(indices.first[0, 1], main / total)
+    uniform = tkrr.main_effects(model, measure=tkrr.UniformMeasure(x.amin(0), x.amax(0)))
+    assert uniform.mean(1).mean().abs() < 1e-9  # every level counts the same
+    pytest.importorskip("matplotlib").use("Agg")
+    assert len(effects.plot(["number", "level"])) == 2
