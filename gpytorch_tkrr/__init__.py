@@ -62,9 +62,10 @@ from .inference.results import ALSResult, GibbsResult
 from .model.anova import CenteredLinearKernel, anova_kernel
 from .model.effects import EmpiricalMeasure, MainEffects, SobolIndices, UniformMeasure, main_effects, sobol_indices
 from .model.likelihoods.censored import CensoredLikelihood
+from .model.likelihoods.heteroskedastic import HeteroskedasticLikelihood
 from .model.likelihoods.negative_binomial import NegativeBinomialLikelihood
 from .model.likelihoods.ordinal import OrdinalLikelihood
-from .model.prediction import Prediction
+from .model.prediction import NoiseLevel, Prediction
 from .model.tkrr import TKRR
 from .model.warp import InputWarp
 
@@ -99,6 +100,7 @@ __all__ = [
     "GaussHermite",
     "GaussLegendre",
     "GibbsResult",
+    "HeteroskedasticLikelihood",
     "HilbertGP",
     "HilbertKernel",
     "HyperbolicCross",
@@ -110,6 +112,7 @@ __all__ = [
     "MapKernel",
     "NegativeBinomialLikelihood",
     "NoiseChoice",
+    "NoiseLevel",
     "NotApplicableError",
     "NotFittedError",
     "NpySource",

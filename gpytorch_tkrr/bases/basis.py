@@ -393,3 +393,21 @@ class ConcatenatedBasis(Basis):
         if len(known) < len(bands):
             return None
         return max(frequency for frequency, _ in known), max(degree for _, degree in known)
+
+
+def sum_products(bases: Sequence[Basis], factors: Sequence[Tensor], x: Tensor) -> Tensor:
+    r"""
+    Sums of products of functions of one input each, :math:`\sum_r \prod_d \phi_d(x_d)^\top a_{dr}`.
+
+    :param bases: :math:`\phi`, of each input.
+    :param factors: Raw weights a, D tensors `(*P, R, M_d)`.
+    :param x: Inputs `(n, D)`.
+    :return: `(*P, n)`, float64, differentiable in `x`.
+    """
+    shape = factors[0].shape[:-1]
+    product: Tensor | None = None
+    for d, (basis, factor) in enumerate(zip(bases, factors, strict=True)):
+        projection = basis.combine(x[:, d], factor.reshape(shape.numel(), -1))  # (n, P R)
+        product = projection if product is None else product * projection
+    assert product is not None
+    return product.reshape(len(x), *shape).sum(-1).movedim(0, -1)

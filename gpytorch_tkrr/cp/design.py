@@ -98,9 +98,8 @@ class _Rows:
         return self.tables[d].project(factor, x, rows=chunk_rows(self.tables[d].num_functions + factor.shape[0]))
 
     def add_to(self, sums: FactorSums, d: int, p: Tensor, t: Tensor, weight: Tensor | None = None) -> None:
-        """Add this batch to the sums of a mode, with weights beside its own."""
-        groups, own = self.groups(d, p.shape[0]), self.batch.weight
-        weight = own if weight is None else weight if own is None else own * weight
+        """Add this batch to the sums of a mode, with row weights."""
+        groups = self.groups(d, p.shape[0])
         if groups is None:
             add_direct(sums, self.batch.x[:, d], p, t, weight)
         else:
@@ -161,6 +160,11 @@ def _values(scale: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return scale.expand(len(left)) @ (left * right)
 
 
+def _times(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """The product of weights, None for ones."""
+    return other if one is None else one if other is None else one * other
+
+
 class Design:
     r"""
     The design of every factor over the rows of a fit.
@@ -175,6 +179,10 @@ class Design:
     :param memory: Bytes that may be used beyond the data.
     :param compress: Whether columns with few distinct values are compressed to these.
     :param weights: The format of the weights, by default :class:`CP`.
+    :param rows_of: A design of other functions over the same rows, which are then held once.
+
+    :ivar row_weight: Weights of rows beside those of the data, which change from sweep to sweep: a function of a batch
+        and of the number of its first row; None for ones.
     """
 
     def __init__(
@@ -185,7 +193,10 @@ class Design:
         memory: int = 2 << 30,
         compress: bool = True,
         weights: WeightFormat | None = None,
+        rows_of: Design | None = None,
     ):
+        self.row_weight: Callable[[Batch, int], Tensor] | None = None
+        self._rows_of = rows_of
         self.data = data
         self.memory = memory
         self.format: WeightFormat = CP() if weights is None else weights
@@ -262,7 +273,7 @@ class Design:
             for rows in self._rows() if self.data.is_kept else [self._sample()]:
                 one = torch.ones(1, rows.batch.num_rows, dtype=torch.float64, device=device)
                 for d, sums in enumerate(totals):
-                    rows.add_to(sums, d, one, one[0])
+                    rows.add_to(sums, d, one, one[0], rows.batch.weight)
             if self.data.is_kept:
                 packed = self.data.processes.sum(torch.cat([sums.pack() for sums in totals]))
                 parts = packed.split([sums.pack().numel() for sums in totals])
@@ -293,7 +304,9 @@ class Design:
         first_row = self.data.first_row
         total = FactorSums.zeros(self.tables[d], len(factors[d]), scale.device)
         for rows, p, values in self._products(d, factors, scale):
-            rows.add_to(total, d, p, *working(rows.batch, values, first_row))
+            batch = self._weighed(rows.batch, first_row)
+            t, weight = working(batch, values, first_row)
+            rows.add_to(total, d, p, t, _times(batch.weight, weight))
             first_row += rows.batch.num_rows
         return total.unpack(self.data.processes.sum(total.pack()))
 
@@ -337,9 +350,15 @@ class Design:
             # Kept products stand at some mode; from there f costs one projection.
             evaluate = rows.products if rows.bonds is None else rows.move
             _, values = evaluate(0 if rows.bonds is None else rows.position, factors, scale)
-            total += function(rows.batch, values, first_row)
+            total += function(self._weighed(rows.batch, first_row), values, first_row)
             first_row += rows.batch.num_rows
         return self.data.processes.sum(total)
+
+    def _weighed(self, batch: Batch, first_row: int) -> Batch:
+        """A batch with all that weighs its rows."""
+        if self.row_weight is None:
+            return batch
+        return replace(batch, weight=_times(batch.weight, self.row_weight(batch, first_row)))
 
     def sum_projections(
         self, factors: Sequence[Tensor], function: Callable[[Batch, Tensor], Tensor], size: int
@@ -361,8 +380,13 @@ class Design:
 
     def _rows(self) -> Iterator[_Rows]:
         """All batches, kept ones or read anew; a first pass that fits into memory keeps them."""
+        if self._kept is None and self._rows_of is not None and self._rows_of._kept is not None:
+            self._kept = [_Rows(rows.batch, self.tables, rows.distinct, self.format) for rows in self._rows_of._kept]
         if self._kept is not None:
             yield from self._kept
+            return
+        if self._rows_of is not None:
+            yield from (_Rows(rows.batch, self.tables, rows.distinct, self.format) for rows in self._rows_of._rows())
             return
         kept: list[_Rows] | None = []
         self._spent = 0

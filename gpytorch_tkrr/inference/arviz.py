@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import InputError, NotFittedError
 from ..model.draws import DrawsPosterior
-from ..model.likelihoods.base import Observation, Parameters, Rows
+from ..model.likelihoods.base import Observation, Parameters, Rows, is_reported
 from ..model.tkrr import TKRR
 
 #: Function values that are kept in the posterior group, at rows spread evenly over the data.
@@ -45,15 +45,18 @@ def draws_to_arviz(model: TKRR, data: Any = None, *, seed: int | None = None, **
     posterior = model.posterior
     if not isinstance(posterior, DrawsPosterior):
         raise NotFittedError("The model holds no draws any more: it has been fitted by fit_als since.")
-    named = gathered({**posterior.parameters, **posterior.hyperparameters})
+    parameters = {name: by_chain(values, posterior.chains) for name, values in posterior.parameters.items()}
+    reported = {name: values for name, values in posterior.parameters.items() if is_reported(name)}
+    named = gathered({**reported, **posterior.hyperparameters})
     return regression_to_arviz(
         lambda x: by_chain(model.draws(x.double()), posterior.chains),
         model.observation,
-        {name: by_chain(values, posterior.chains) for name, values in posterior.parameters.items()},
+        parameters,
         model.observed_rows(x, **rows),
         {name: by_chain(values, posterior.chains) for name, values in named.items() if values.std() > 0},
         x,
         y,
+        functions=lambda x: model.observation.function_rows(model.held(x.double()), parameters),
         seed=seed,
     )
 
@@ -68,6 +71,7 @@ def regression_to_arviz(
     x: Tensor,
     y: Tensor,
     *,
+    functions: Callable[[Tensor], Rows] | None = None,
     sample_stats: Mapping[str, Tensor] | None = None,
     seed: int | None = None,
 ) -> Any:
@@ -81,6 +85,7 @@ def regression_to_arviz(
     :param reported: What the posterior group holds beside f, `(chains, draws, ...)` by name.
     :param x: Inputs `(N, D)`.
     :param y: Targets `(N,)`.
+    :param functions: What functions of the inputs say of rows `(n, D)`, `(chains, draws, n)` by name; None for nothing.
     :param sample_stats: What the sampler says of each draw, `(chains, draws)`, beside the deviance.
     :param seed: Seed of the replicated targets.
     """
@@ -92,6 +97,7 @@ def regression_to_arviz(
     f_watched = draw(x[watched])
     for index in torch.arange(len(y), device=y.device).split(max(CHUNK // f_watched[..., 0].numel(), 1)):
         f, own = draw(x[index]), {name: values[index] for name, values in rows.items()}
+        own |= {} if functions is None else functions(x[index])
         log_densities.append(observation.log_density(y[index], f, parameters, own))
         replicates.append(observation.sample(f, parameters, own, generator))
     log_likelihood = torch.cat(log_densities, -1)  # (chains, draws, N)

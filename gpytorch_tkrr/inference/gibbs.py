@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,8 @@ from .diagnostics import effective_sample_size, split_rhat
 from .hyperparameters import Hyperparameters, require_representable
 from .plan import Plan, has_settled
 from .results import GibbsResult
-from .sampler import GibbsSampler, GibbsState
+from .sampler import FIRST_STEP, GibbsSampler, GibbsState
+from .second_function import JointSampler, SecondFit
 from .workers import num_parallel, run_forked
 
 if TYPE_CHECKING:
@@ -243,6 +245,7 @@ class GibbsFit:
         with torch.enable_grad():
             half_range = (summary.upper - summary.lower) / 2
             self.hyperparameters = Hyperparameters(model.covar_module, self.separable, half_range, centers)
+        self.second = SecondFit.of(self.augmentation, summary, None if earlier is None else earlier.parameters)
         self.grids = range_grids(summary.lower, summary.upper)
         self.all_slots = range(len(self.hyperparameters.slots))
         self.start = self.hyperparameters.get(self.all_slots)
@@ -400,6 +403,7 @@ class GibbsFit:
         if run.sweep == begin:
             run.log_noise = []
         is_free = not self.plan.is_fixed and "noise" in self.augmentation.free
+        is_free = is_free and run.sweep >= self.augmentation.warmup_part * run.ends[-1]
         if is_free and run.sweep > begin + (end - begin) // 2 and run.sweep < end and has_settled(run.log_noise):
             run.ends = run.ends[:stage] + [later - (end - run.sweep) for later in run.ends[stage:]]
             run.log_noise = []
@@ -482,7 +486,8 @@ class GibbsFit:
         """
         design = self.designs[stage]
         design.reset(position)
-        return GibbsSampler(
+        make = GibbsSampler if self.second is None else partial(JointSampler, self.second)
+        return make(
             design,
             self.separable,
             self.hyperparameters,
@@ -566,7 +571,7 @@ class GibbsFit:
             whitened = start(self.designs[-1], covariances, rank, generator)
             factors = [v.unwhiten(w) for v, w in zip(covariances, whitened, strict=True)]
         precisions = torch.full((rank,), rank ** (1 / self.num_dims), dtype=torch.float64, device=factors[0].device)
-        steps = torch.full((len(hyper.slots),), math.log(0.3), dtype=torch.float64)
+        steps = torch.full((len(hyper.slots),), FIRST_STEP, dtype=torch.float64)
         return GibbsState(factors, self.augmentation.start(), precisions, steps)
 
     def finish(self, chains: Sequence[_Chain]) -> GibbsResult:
@@ -591,6 +596,8 @@ class GibbsFit:
         self.model.set_posterior(posterior)
         if hyper.slots:
             hyper.set_values(torch.stack([draws.mean() for draws in posterior.hyperparameters.values()]))
+        if self.second is not None:
+            self.second.finish(posterior.parameters)
         free = {name: posterior.parameters[name] for name in self.augmentation.free}
         self.model.observation.set_parameters(free)
         energies = torch.cat([chain.energies for chain in chains])  # (S, R), in units of the targets' variance
@@ -600,7 +607,7 @@ class GibbsFit:
         if concern is not None:
             warnings.warn(concern, ConstraintWarning, stacklevel=4)
         sizes = [mode.num_functions for mode in self.separable.modes]
-        message = _verdict(posterior, len(chains), {"f", *free}, rhat, sizes, warn=self.plan.is_fixed)
+        message = _verdict(posterior, len(chains), set(rhat) - set(hyper.names), rhat, sizes, warn=self.plan.is_fixed)
         average = {
             name: torch.cat([chain.parameters[name] for chain in chains]).mean(0) for name in chains[0].parameters
         }
@@ -638,8 +645,11 @@ class GibbsFit:
     def _diagnose(self, posterior: DrawsPosterior, num_chains: int) -> tuple[dict[str, float], dict[str, float]]:
         sample = self.training.summary.sample
         rows = torch.linspace(0, len(sample) - 1, min(NUM_WATCHED, len(sample))).long()
-        quantities = {**posterior.hyperparameters, "f": posterior.functions(self.model.warped(sample[rows]))}
-        quantities.update({name: posterior.parameters[name] for name in self.augmentation.free})
+        watched = self.model.warped(sample[rows])
+        quantities = {**posterior.hyperparameters, "f": posterior.functions(watched)}
+        if self.second is not None:
+            quantities[self.second.prefix.rstrip(".")] = self.second.values(posterior.parameters, watched)
+        quantities.update({name: posterior.parameters[name] for name in self.augmentation.watched})
         rhat, ess = {}, {}
         for name, values in quantities.items():
             array = np.stack([values[posterior.chains == number].cpu().numpy() for number in range(num_chains)])

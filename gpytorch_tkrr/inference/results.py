@@ -84,7 +84,10 @@ class GibbsResult:
             numbers = (values.mean(), values.std(), low, high)
             tail = (f"{self.rhat[name]:.3f}", f"{self.ess[name]:.0f}")
             rows.append((name, *(f"{float(number):.4g}" for number in numbers), *tail))
-        rows.append(("f (worst watched value)", "", "", "", "", f"{self.rhat['f']:.3f}", f"{self.ess['f']:.0f}"))
+        functions = [name for name in self.rhat if name not in {row[0] for row in rows}]
+        for name in functions:
+            tail = (f"{self.rhat[name]:.3f}", f"{self.ess[name]:.0f}")
+            rows.append((f"{name} (worst watched value)", "", "", "", "", *tail))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [
             "  ".join(

@@ -47,6 +47,9 @@ from ..model.likelihoods.base import Augmentation, Parameters
 from .hyperparameters import Hyperparameters
 from .priors import SoftRankPrior
 
+#: Logarithm of the width that proposals of hyperparameters start from.
+FIRST_STEP = math.log(0.3)
+
 #: How often, after each sweep, scale is moved between random pairs of modes.
 NUM_BALANCINGS = 2
 

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from ..cp.format import WeightFormat
 from ..errors import InputError
+from .log_noise import LogNoise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -147,23 +148,30 @@ class _Modes:
     moments: list[tuple[Tensor, Tensor]]
     means: list[Tensor]
     covariances: list[Tensor]
-    constant: float
+    constant: Tensor
     measure: Measure
 
 
-def _functions_of(model: TKRR, d: int) -> Functions:
+def _functions_of(model: TKRR | LogNoise, d: int) -> Functions:
     """The functions of one input in the user's units, through the input warp where there is one."""
     basis, num_dims = model.posterior.bases[d], len(model.posterior.bases)
     return lambda x: basis(model.warped(x.unsqueeze(-1).expand(-1, num_dims))[:, d])
 
 
-@torch.no_grad()
-def _integrate(model: TKRR, measure: Measure | None) -> _Modes:
-    factors = model.posterior.factors
+def _constant_of(model: TKRR | LogNoise) -> Tensor:
+    """What is added to the sum of products, `(S,)` or `(1,)`."""
+    if isinstance(model, LogNoise):
+        return model.constant
     if not isinstance(model.mean_module, ConstantMean | ZeroMean):
         raise InputError(
             f"Effects are known in closed form for a constant mean; got a {type(model.mean_module).__name__}."
         )
+    return model.mean_module(torch.zeros(1, len(model.posterior.bases), device=model.posterior.device)).double()
+
+
+@torch.no_grad()
+def _integrate(model: TKRR | LogNoise, measure: Measure | None) -> _Modes:
+    factors, constant = model.posterior.factors, _constant_of(model)
     if measure is None:
         if model.train_inputs is None:
             raise InputError(
@@ -184,7 +192,6 @@ def _integrate(model: TKRR, measure: Measure | None) -> _Modes:
     means = [(factor @ mean).mT for factor, (mean, _) in zip(factors, moments, strict=True)]
     pairs = zip(factors, moments, strict=True)
     covariances = [(factor @ cov @ factor.mT).movedim(0, -1) for factor, (_, cov) in pairs]
-    constant = float(model.mean_module(measure.lower.unsqueeze(0)))
     return _Modes(model.posterior.format, functions, factors, moments, means, covariances, constant, measure)
 
 
@@ -280,13 +287,14 @@ def _panels(num: int) -> list[Any]:
     return list(grid.flat[:num])
 
 
-def main_effects(model: TKRR, *, measure: Measure | None = None, num_points: int = 100) -> MainEffects:
+def main_effects(model: TKRR | LogNoise, *, measure: Measure | None = None, num_points: int = 100) -> MainEffects:
     r"""
     Main effects :math:`E[f \mid x_d] - E f` of all inputs, with their posterior uncertainty.
 
     With a BernoulliLikelihood they are effects on the latent function.
 
-    :param model: A fitted model; after ALS the effects have no bands.
+    :param model: A fitted model; after ALS the effects have no bands. Or its `log_noise`: effects on the log variance
+        of noise that depends on the inputs.
     :param measure: Distribution of the inputs; by default :class:`EmpiricalMeasure` of the training data.
     :param num_points: Points of each grid, evenly spaced over the range of the input; the grid of a category holds its
         levels.
@@ -377,7 +385,7 @@ class SobolIndices:
         return "\n".join(lines)
 
 
-def sobol_indices(model: TKRR, *, measure: Measure | None = None) -> SobolIndices:
+def sobol_indices(model: TKRR | LogNoise, *, measure: Measure | None = None) -> SobolIndices:
     r"""
     First-order and total Sobol indices of all inputs, with their posterior uncertainty.
 
@@ -387,7 +395,7 @@ def sobol_indices(model: TKRR, *, measure: Measure | None = None) -> SobolIndice
     They are about f without noise, and about independent inputs. The sum of :math:`S_d` is at most one; it is one for
     an additive function.
 
-    :param model: A fitted model; after ALS the indices have no uncertainty.
+    :param model: A fitted model; after ALS the indices have no uncertainty. Or its `log_noise`.
     :param measure: Distribution of the inputs; by default :class:`EmpiricalMeasure` of the training data.
 
     Example:

@@ -131,3 +131,22 @@ class TrainingRange:
             total = total * exact
             determined = determined * torch.where(outside[..., d], share, torch.ones_like(share))
         return total.clamp(max=most) * (1 - determined)
+
+
+class HeldInputs:
+    """
+    Inputs as a function sees them that is held from a tenth of the range's width outside on.
+
+    :param known: The training range; None for no limit.
+    :param warp: The input warp; None for none.
+    """
+
+    def __init__(self, known: TrainingRange | None, warp: Callable[[Tensor], Tensor] | None):
+        self.known, self.warp = known, warp
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """
+        :param x: Inputs `(..., D)`.
+        """
+        x = x if self.known is None else self.known.nearest(x, MARGIN)
+        return x if self.warp is None else self.warp(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,7 +37,8 @@ class Prediction:
     Made by :meth:`gpytorch_tkrr.TKRR.predict`.
 
     :param observation: The distribution of y given f.
-    :param components: Means `(S, n)` and variances `(S, n)` or `(n,)`, None for zeros, of f at inputs `(n, D)`.
+    :param components: Means `(S, n)` of f at inputs `(n, D)`, and what is known of the rows there, by name: `spread`,
+        the variances of f, `(S, n)` or `(n,)`; and what functions of the inputs say.
     :param parameters: Parameters of the observation model, each `(S, ...)`.
     :param x: Inputs `(..., n, D)`.
     :param rows: What is known of each row, tensors with as many elements as there are rows.
@@ -58,7 +60,7 @@ class Prediction:
     def __init__(
         self,
         observation: Observation,
-        components: Callable[[Tensor], tuple[Tensor, Tensor | None]],
+        components: Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]],
         parameters: Parameters,
         x: Tensor,
         rows: Mapping[str, Tensor],
@@ -85,6 +87,16 @@ class Prediction:
     def stddev(self) -> Tensor:
         """Standard deviation of y, `(..., n)`."""
         return self.variance.sqrt()
+
+    @property
+    def noise(self) -> NoiseLevel:
+        """
+        Standard deviation of the noise at each input, with its uncertainty, for targets with additive noise:
+        constant, of each row, or with a HeteroskedasticLikelihood a function of the inputs.
+        """
+        variances = [self._observation.noise_variance(f, self._parameters, rows) for f, rows in self._pieces()]
+        draws = torch.cat(variances, -1).sqrt().to(self._dtype)
+        return NoiseLevel(draws.reshape(len(draws), *self._shape))
 
     @property
     def probabilities(self) -> Tensor:
@@ -163,10 +175,8 @@ class Prediction:
         kept: list[tuple[Tensor, dict[str, Tensor]]] = []
         num_kept, start = 0, 0
         for x in self._x.split(PIECE_ROWS):
-            f, spread = self._components(x)
-            rows = {name: values[start : start + len(x)] for name, values in self._rows.items()}
-            if spread is not None:
-                rows["spread"] = spread
+            f, rows = self._components(x)
+            rows.update({name: values[start : start + len(x)] for name, values in self._rows.items()})
             start, num_kept = start + len(x), num_kept + f.numel()
             if num_kept <= MAX_KEPT:
                 kept.append((f, rows))
@@ -215,6 +225,44 @@ class Prediction:
         if self._observation.is_discrete:
             return find_root(excess, lower, upper, torch.full_like(lower, 0.25)).round()
         return find_root(excess, lower, upper, REL_TOL * (upper - lower))
+
+
+@dataclass(frozen=True)
+class NoiseLevel:
+    """
+    The standard deviation of the noise at each input.
+
+    :param draws: In each draw, `(S, ..., n)`; S is 1 after ALS.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch_tkrr.model.prediction import NoiseLevel
+        >>> level = NoiseLevel(torch.tensor([[1.0, 4.0], [3.0, 4.0]]))
+        >>> level.mean, level.stddev, level.quantile(0.5)
+        (tensor([2., 4.]), tensor([1., 0.]), tensor([2., 4.]))
+    """
+
+    draws: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Posterior mean, `(..., n)`."""
+        return self.draws.mean(0)
+
+    @property
+    def stddev(self) -> Tensor:
+        """Posterior standard deviation, `(..., n)`."""
+        return self.draws.std(0, correction=0)
+
+    def quantile(self, q: float | Tensor) -> Tensor:
+        """
+        Posterior quantiles.
+
+        :param q: Probabilities, a number or `(*k,)`.
+        :return: `(*k, ..., n)`.
+        """
+        q = torch.as_tensor(q, dtype=self.draws.dtype, device=self.draws.device)
+        return self.draws.quantile(q.reshape(-1), dim=0).reshape(*q.shape, *self.draws.shape[1:])
 
 
 def find_root(function: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor, tolerance: Tensor) -> Tensor:

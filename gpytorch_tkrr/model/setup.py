@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,14 +65,7 @@ class Setup:
             kernel = self.family.scaled_kernel(domain, num_basis, summary.variance or 1.0)
             kernel = kernel.to(summary.lower.device, dtype)
         if kernel is None:
-            kernel = anova_kernel(
-                summary.num_dims,
-                center=(summary.upper + summary.lower) / 2,
-                half_range=(summary.upper - summary.lower) / 2,
-                outputscale=summary.variance or 1.0,
-                categorical=self.categorical,
-                dtype=dtype,
-            ).to(summary.lower.device)
+            kernel = default_kernel(summary, summary.variance or 1.0, dtype, self.categorical)
         draft = Domain.from_bounds(summary.lower, summary.upper)
         categories = separate(kernel, draft, 1, summary.num_dims).categorical
         require_levels({d: summary.levels[d] is not None for d in categories})
@@ -81,6 +75,27 @@ class Setup:
         if domain is None:
             domain = choose_box(kernel, summary.lower, summary.upper, 0.01 / summary.num_dims)
         return Setup(kernel, domain, warp, num_basis, max_num_basis, self.family, self.categorical)
+
+
+def default_kernel(
+    summary: Summary, variance: float, dtype: torch.dtype | None = None, categorical: Sequence[int] = ()
+) -> Kernel:
+    """
+    The kernel of a function of the inputs where the user gives none.
+
+    :param summary: The data.
+    :param variance: Its variance in the middle of the inputs.
+    :param dtype: That of its parameters, by default PyTorch's.
+    :param categorical: The columns that are categories.
+    """
+    return anova_kernel(
+        summary.num_dims,
+        center=(summary.upper + summary.lower) / 2,
+        half_range=(summary.upper - summary.lower) / 2,
+        outputscale=variance,
+        categorical=categorical,
+        dtype=dtype,
+    ).to(summary.lower.device)
 
 
 def check_num_dims(given: int, known: int | None) -> None:

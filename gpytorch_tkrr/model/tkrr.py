@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Sequence
@@ -44,13 +45,15 @@ from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, separate
 from ..features.stationary import Sines, as_family
 from .anova import anova_kernel
 from .draws import DrawsPosterior
-from .extrapolation import MARGIN, TrainingRange
+from .extrapolation import MARGIN, HeldInputs, TrainingRange
 from .laplace import LaplacePosterior, laplace_blocks
 from .likelihoods.base import Observation, observe
+from .likelihoods.heteroskedastic import HeteroskedasticObservation, factors_of
+from .log_noise import LogNoise
 from .posterior import Posterior, PosteriorCovariance
 from .prediction import Prediction
 from .rollback import rollback_on_error
-from .setup import Setup, announce_products, check_inside, check_num_dims
+from .setup import Setup, announce_products, check_inside, check_num_dims, default_kernel
 from .warp import InputWarp
 
 #: R of :func:`~gpytorch_tkrr.fit_als` where none is given.
@@ -163,6 +166,7 @@ class TKRR(GP):
             self.train_inputs, self.train_targets = _checked(train_x, train_y)
             summary = TrainingData(self._source(), targets=self.observation.encode).summary
             self._choose(summary)
+            self._prepare_observation(summary)
             self.training_range = self._range_of(summary)
             if self.fits_mean:
                 self.mean_module.to(self.train_inputs[0])
@@ -225,6 +229,7 @@ class TKRR(GP):
                 require_levels({d: summary.levels[d] is not None for d in self.separate_for(summary).categorical})
             if self.domain is not None and self.domain.num_dims is None:
                 self.domain = Domain(*self.domain.sides(summary.num_dims))
+            self._prepare_observation(summary)
             if self.fits_mean:
                 # A tensor, since GPyTorch would take a float through float32.
                 self.mean_module.initialize(constant=torch.tensor(summary.mean, dtype=torch.float64))
@@ -271,6 +276,11 @@ class TKRR(GP):
         check_inside(self.domain, summary.lower, summary.upper)
         announce_products(self.separate())
         self.warn_if_missing(summary.lower, summary.upper)
+
+    def _prepare_observation(self, summary: Summary) -> None:
+        """What the likelihood has to choose from the data."""
+        dtype = None if self.train_inputs is None else self.train_inputs[0].dtype
+        self.observation.prepare(summary, lambda variance: default_kernel(summary, variance, dtype, self.categorical))
 
     def resize(
         self,
@@ -452,9 +462,14 @@ class TKRR(GP):
         :param posterior: The posterior.
         :param penalty: The penalty it was fitted with, where there is one.
         """
-        self._posterior = posterior
+        self._hold(posterior)
         self._penalty = penalty if penalty is not None else self._penalty
         self.is_stale = False
+
+    def _hold(self, posterior: Posterior) -> None:
+        """Take a posterior, and let the likelihood know of it."""
+        self._posterior = posterior
+        self.observation.adopt(posterior.parameters, self.held)
 
     @property
     def factors(self) -> list[Tensor]:
@@ -477,6 +492,22 @@ class TKRR(GP):
         posterior, x = self._draws_posterior(), self.as_inputs(x)
         x = at_least_single(x.unsqueeze(-1) if x.dim() == 1 else x)
         return self.mean_module(x) + posterior.functions(self.warped(x)).to(x.dtype)
+
+    @property
+    def log_noise(self) -> LogNoise:
+        """
+        The log variance of the noise as a function of the inputs, after :func:`~gpytorch_tkrr.fit_gibbs` with a
+        :class:`~gpytorch_tkrr.HeteroskedasticLikelihood`.
+        """
+        posterior, observation = self._draws_posterior(), self.observation
+        if not isinstance(observation, HeteroskedasticObservation):
+            raise InputError(
+                f"With a {type(self.likelihood).__name__} the noise is no function of the inputs. Use a "
+                "HeteroskedasticLikelihood."
+            )
+        bases, factors = observation.bases(), factors_of(posterior.parameters)
+        own = DrawsPosterior(bases, factors, {}, {}, posterior.chains, {})
+        return LogNoise(own, posterior.noise.log(), self.held, self.train_inputs)
 
     def predict(self, x: Any, **rows: Tensor | float) -> Prediction:
         r"""
@@ -508,8 +539,10 @@ class TKRR(GP):
         if self.training_range is not None:
             self.training_range.warn(x, "the data say nothing there; see `extrapolates` of the prediction.")
 
-        def components(x: Tensor) -> tuple[Tensor, Tensor | None]:
-            """Means and variances of f at inputs `(n, D)`."""
+        held = self.held
+
+        def components(x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            """Values of f at inputs `(n, D)`, and what is known of the rows there."""
             warped = self.warped(x)
             means, variances = posterior.components(warped)
             missing = self._missing_variance(warped)
@@ -521,7 +554,10 @@ class TKRR(GP):
                 spread = spread if variances is None else spread + variances
                 lacking = (unknown - spread).clamp(min=0)  # (n,), or (S, n)
                 variances = lacking if variances is None else variances + lacking
-            return self.mean_module(x).double() + means, variances
+            rows = self.observation.function_rows(held(x), posterior.parameters)
+            if variances is not None:
+                rows["spread"] = variances
+            return self.mean_module(x).double() + means, rows
 
         return Prediction(self.observation, components, posterior.parameters, x, known, self.extrapolates(x))
 
@@ -575,6 +611,11 @@ class TKRR(GP):
             x = self.training_range.nearest(x, MARGIN)
         return self._warped(x)
 
+    @property
+    def held(self) -> HeldInputs:
+        """Inputs as functions of the likelihood see them, which are held outside the training range."""
+        return HeldInputs(self.training_range, self.warp)
+
     def _warped(self, x: Tensor) -> Tensor:
         """Inputs as the kernel sees them."""
         return x if self.warp is None else self.warp(x)
@@ -589,7 +630,7 @@ class TKRR(GP):
         if not 1 <= num_draws <= posterior.num_draws:
             raise SizeError(f"num_draws must lie between 1 and {posterior.num_draws}; got {num_draws}.")
         kept = torch.linspace(0, posterior.num_draws - 1, num_draws, device=posterior.device).round().long()
-        self._posterior = posterior.subset(kept)
+        self._hold(posterior.subset(kept))
 
     def _draws_posterior(self) -> DrawsPosterior:
         posterior = self.posterior
@@ -778,9 +819,12 @@ class TKRR(GP):
                 if self.covar_module is None and isinstance(self.family, FeatureMap):
                     num_basis = state_dict["_extra_state"]["num_basis"]
                     self.covar_module = self.family.scaled_kernel(self.domain, num_basis).to(center.dtype)
+                categorical = state_dict.get("_extra_state", {}).get("categorical", ())
+                default = anova_kernel(center.numel(), categorical=categorical).to(center.dtype)
                 if self.covar_module is None:
-                    categorical = state_dict.get("_extra_state", {}).get("categorical", ())
-                    self.covar_module = anova_kernel(center.numel(), categorical=categorical).to(center.dtype)
+                    self.covar_module = default
+                own = {k.removeprefix("likelihood."): v for k, v in state_dict.items() if k.startswith("likelihood.")}
+                self.observation.expect(own, copy.deepcopy(default))
                 names = ("columns", "knots", "levels")
                 self.warp = InputWarp(*(state_dict[f"warp.{n}"] for n in names)) if "warp.knots" in state_dict else None
             return super().load_state_dict(state_dict, strict=strict, **kwargs)
@@ -791,7 +835,7 @@ class TKRR(GP):
             self.train_inputs = tuple(fn(x) for x in self.train_inputs)
             self.train_targets = fn(self.train_targets)
         if self._posterior is not None and self.domain is not None:
-            self._posterior = self._posterior.to(self.domain.center.device, self._bases())
+            self._hold(self._posterior.to(self.domain.center.device, self._bases()))
         return self
 
     def _bases(self) -> list[Basis]:
@@ -803,7 +847,7 @@ def _restore_posterior(model: TKRR, *ignore: Any) -> None:
     if model._loaded is not None:
         state, model._loaded, bases = model._loaded, None, model._bases()
         posterior = POSTERIORS[state["kind"]].from_state(state, bases)
-        model._posterior = posterior.to(next(model.parameters()).device, bases)
+        model._hold(posterior.to(next(model.parameters()).device, bases))
         model.weights = posterior.format
 
 

@@ -24,7 +24,13 @@ def mixture(likelihood, spread=None, seed=0):
     f = 2 * torch.randn(S, N, dtype=torch.float64, generator=generator)
     noise = 0.1 + torch.rand(S, dtype=torch.float64, generator=generator)
     x = torch.arange(N, dtype=torch.float64).unsqueeze(-1)
-    made = Prediction(observe(likelihood), lambda x: (f[:, x[:, 0].long()], spread), {"noise": noise}, x, {})
+    made = Prediction(
+        observe(likelihood),
+        lambda x: (f[:, x[:, 0].long()], {} if spread is None else {"spread": spread}),
+        {"noise": noise},
+        x,
+        {},
+    )
     return made, f.numpy(), noise.numpy()
 
 
@@ -64,7 +70,7 @@ def test_components_far_apart_and_very_narrow():
     x = torch.zeros(1, 1, dtype=torch.float64)
     f = torch.tensor([[-1000.0], [1000.0]], dtype=torch.float64)
     noise = torch.full((2,), 1e-12, dtype=torch.float64)
-    made = Prediction(observe(GaussianLikelihood()), lambda x: (f, None), {"noise": noise}, x, {})
+    made = Prediction(observe(GaussianLikelihood()), lambda x: (f, {}), {"noise": noise}, x, {})
     for q, center in ((0.2, -1000.0), (0.8, 1000.0)):
         expected = center + 1e-6 * scipy.stats.norm.ppf(0.4 if q < 0.5 else 0.6)
         np.testing.assert_allclose(float(made.quantile(q)), expected, rtol=1e-12)

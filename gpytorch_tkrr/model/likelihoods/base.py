@@ -19,18 +19,21 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from ...data.source import RowFunction, Working
+from ...data.source import Batch, RowFunction, Working
 from ...data.training import Summary
 from ...errors import InputError
+from ...features.separable import SeparableKernel
+from .row_values import RowValues
 
 #: Parameters of an observation model by name.
 Parameters = dict[str, Tensor]
 
-#: What is known of single rows beside inputs and targets, by name: `noise`, and `spread`, the variance of f about the
-#: value that is given.
+#: What is known of single rows beside inputs and targets, by name: `noise`; `spread`, the variance of f about the value
+#: that is given; `factor`, by which the noise variance is multiplied.
 Rows = Mapping[str, Tensor]
 
 #: Sums a function of all rows, with so many values, over all batches and processes.
@@ -137,6 +140,24 @@ class Observation(ABC):
         """The smallest noise that the likelihood object allows; None where there is none."""
         return None
 
+    def prepare(self, summary: Summary, default_kernel: Callable[[float], Kernel]) -> None:
+        """
+        Choose what has not been given, from the data, once.
+
+        :param summary: The data.
+        :param default_kernel: The default kernel of a function of the inputs with a prior variance.
+        """
+        return None
+
+    def expect(self, state: Mapping[str, Tensor], default_kernel: Kernel) -> None:
+        """
+        Make what a `state_dict` of the likelihood is about to fill.
+
+        :param state: The state.
+        :param default_kernel: The default kernel of a function of as many inputs.
+        """
+        return None
+
     # Alternating least squares
 
     def reweight(self, square: Tensor, noise: float) -> tuple[Tensor, Tensor] | None:
@@ -183,7 +204,35 @@ class Observation(ABC):
         """
         return None
 
+    def adopt(self, parameters: Parameters, inputs: Callable[[Tensor], Tensor]) -> None:
+        """
+        Let the likelihood object know the draws that a model holds, where it has functions of the inputs.
+
+        :param parameters: Draws, each `(S, ...)`.
+        :param inputs: Inputs as these functions see them.
+        """
+        return None
+
     # The distribution of y
+
+    def function_rows(self, x: Tensor, parameters: Parameters) -> dict[str, Tensor]:
+        """
+        What further functions of the inputs say of each row, `(*P, n)` by name.
+
+        :param x: Inputs as these functions see them, `(n, D)`.
+        :param parameters: Parameters of each draw.
+        """
+        return {}
+
+    def noise_variance(self, f: Tensor, parameters: Parameters, rows: Rows) -> Tensor:
+        """
+        Variance of additive noise, `(*P, n)`; an error for targets that have none.
+
+        :param f: `(*P, n)`.
+        :param parameters: See above.
+        :param rows: See above.
+        """
+        raise InputError(f"With a {type(self.likelihood).__name__} targets have no additive noise. Ask for stddev.")
 
     def rows(self, num_rows: int, is_training: bool, **given: Tensor | float) -> dict[str, Tensor]:
         """
@@ -261,6 +310,17 @@ class Augmentation(ABC):
     #: Names of the parameters that are drawn; the others keep their values.
     free: tuple[str, ...] = ()
 
+    #: The part of the warm-up that is not left out, even if the noise has stopped falling.
+    warmup_part: float = 0.0
+
+    #: A function of the inputs that is drawn along with f; None where there is none.
+    second: SecondFunction | None = None
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """Names of the parameters that say whether chains agree."""
+        return self.free
+
     @abstractmethod
     def start(self) -> Parameters:
         """Parameters that a chain starts from."""
@@ -330,6 +390,63 @@ class Augmentation(ABC):
         :param draws: In the units of the targets, each `(S, ...)`.
         """
         return None
+
+
+class SecondFunction(ABC):
+    """
+    A function g of the inputs, beside f, that an observation model has: a sum of products as f is, drawn by a sampler
+    of its own before each sweep of f. Its state is kept among the parameters, under names with a prefix.
+
+    :ivar kernel: The kernel object, whose hyperparameters are drawn too.
+    :ivar separable: The same, read mode by mode.
+    :ivar rank: R of g.
+    """
+
+    #: Names of its parts among the parameters begin with this, which ends in a dot.
+    prefix: ClassVar[str]
+
+    #: The part of the warm-up during which it is zero.
+    free_from: ClassVar[float] = 0.0
+
+    kernel: Kernel
+    separable: SeparableKernel
+    rank: int
+
+    @abstractmethod
+    def total(self, g: Tensor, parameters: Parameters) -> Tensor:
+        """
+        What the data see of g, which has a meaning of its own: here and there a parameter is part of it, `(*P, n)`.
+
+        :param g: Its values, `(*P, n)`.
+        :param parameters: Draws, each `(*P, ...)`.
+        """
+
+    @abstractmethod
+    def row_weight(self, parameters: Parameters) -> Callable[[Batch, int], Tensor]:
+        """
+        Weights that g gives the rows in the regression of f: a function of a batch and the number of its first row.
+
+        :param parameters: The present ones.
+        """
+
+    @abstractmethod
+    def working(self, parameters: Parameters, f: RowValues, rng: np.random.Generator) -> Working:
+        """
+        Working targets minus g, and weights, of the next visit of a mode of g, whose noise variance is 1.
+
+        :param parameters: The present ones.
+        :param f: Values of f at the rows.
+        :param rng: See :meth:`Augmentation.working`.
+        """
+
+
+def is_reported(name: str) -> bool:
+    """
+    Whether a parameter is a number to look at: parts of functions have a dot in their name.
+
+    :param name: Its name.
+    """
+    return "." not in name
 
 
 def register(likelihood: type[Likelihood]) -> Callable[[T], T]:

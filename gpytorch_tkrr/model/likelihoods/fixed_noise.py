@@ -74,5 +74,5 @@ class FixedNoiseObservation(GaussianObservation):
             raise InputError(f"noise must hold one finite variance, or one for each of {num_rows} rows; got {noise}.")
         return {"noise": (values + self.likelihood.second_noise).expand(num_rows)}
 
-    def total_noise(self, parameters: Parameters, rows: Rows) -> Tensor:
-        return rows["noise"] + rows["spread"] if "spread" in rows else rows["noise"]
+    def own_noise(self, parameters: Parameters, rows: Rows) -> Tensor:
+        return rows["noise"]

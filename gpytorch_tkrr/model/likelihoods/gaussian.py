@@ -56,6 +56,16 @@ class GaussianObservation(Observation):
         if "noise" in draws:
             self.likelihood.initialize(noise=draws["noise"].mean())
 
+    def own_noise(self, parameters: Parameters, rows: Rows) -> Tensor:
+        """
+        The noise parameter of each row.
+
+        :param parameters: Parameters of each draw.
+        :param rows: What is known of each row.
+        """
+        noise = per_row(parameters["noise"])
+        return noise * rows["factor"] if "factor" in rows else noise
+
     def total_noise(self, parameters: Parameters, rows: Rows) -> Tensor:
         """
         The variance of y about the given f.
@@ -63,7 +73,11 @@ class GaussianObservation(Observation):
         :param parameters: Parameters of each draw.
         :param rows: What is known of each row.
         """
-        return per_row(parameters["noise"]) + rows["spread"] if "spread" in rows else per_row(parameters["noise"])
+        noise = self.own_noise(parameters, rows)
+        return noise + rows["spread"] if "spread" in rows else noise
+
+    def noise_variance(self, f: Tensor, parameters: Parameters, rows: Rows) -> Tensor:
+        return self.own_noise(parameters, rows).expand(f.shape)
 
     def log_density(self, y: Tensor, f: Tensor, parameters: Parameters, rows: Rows) -> Tensor:
         variance = self.total_noise(parameters, rows)

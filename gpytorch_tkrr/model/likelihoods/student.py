@@ -59,10 +59,10 @@ class StudentObservation(GaussianObservation):
         if "deg_free" in draws:
             self.likelihood.initialize(deg_free=float(draws["deg_free"].mean()))
 
-    def _nu_and_square(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
-        r""":math:`\nu` and :math:`s^2`, `(*P, 1)` each."""
-        square = per_row(parameters["noise"])
-        own = self.likelihood.deg_free.detach().to(square).mean().expand_as(square)
+    def _nu_and_square(self, parameters: Parameters, rows: Rows) -> tuple[Tensor, Tensor]:
+        r""":math:`\nu`, `(*P, 1)`, and :math:`s^2`, `(*P, 1)` or `(*P, n)`."""
+        noise, square = per_row(parameters["noise"]), self.own_noise(parameters, rows)
+        own = self.likelihood.deg_free.detach().to(noise).mean().expand_as(noise)
         return per_row(parameters["deg_free"]) if "deg_free" in parameters else own, square
 
     def reweight(self, square: Tensor, noise: float) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ class StudentObservation(GaussianObservation):
         return (nu + 1) / (nu + 3)
 
     def log_density(self, y: Tensor, f: Tensor, parameters: Parameters, rows: Rows) -> Tensor:
-        nu, square = self._nu_and_square(parameters)
+        nu, square = self._nu_and_square(parameters, rows)
         if "spread" not in rows:
             return log_student(y - f, nu, square)
         reach = ((y - f).square() / (nu * square)).log1p()
@@ -84,13 +84,16 @@ class StudentObservation(GaussianObservation):
         log_normal = -0.5 * (torch.log(2 * math.pi * variance) + (y - f) ** 2 / variance)
         return torch.logsumexp(log_normal + log_p, 0)
 
+    def noise_variance(self, f: Tensor, parameters: Parameters, rows: Rows) -> Tensor:
+        nu, square = self._nu_and_square(parameters, rows)
+        return torch.where(nu > 2, square * nu / (nu - 2).clamp(min=1e-300), torch.inf).expand(f.shape)
+
     def variance(self, f: Tensor, parameters: Parameters, rows: Rows) -> Tensor:
-        nu, square = self._nu_and_square(parameters)
-        own = torch.where(nu > 2, square * nu / (nu - 2).clamp(min=1e-300), torch.inf)
-        return (own + rows["spread"] if "spread" in rows else own).expand(f.shape)
+        own = self.noise_variance(f, parameters, rows)
+        return own + rows["spread"] if "spread" in rows else own
 
     def cdf(self, y: Tensor, f: Tensor, parameters: Parameters, rows: Rows) -> Tensor:
-        nu, square = self._nu_and_square(parameters)
+        nu, square = self._nu_and_square(parameters, rows)
         weights, log_p = weight_nodes(nu, torch.zeros_like(nu))
         total = torch.zeros_like(f)
         for weight, p in zip(weights, log_p.exp(), strict=True):  # one by one: less memory
@@ -99,7 +102,7 @@ class StudentObservation(GaussianObservation):
         return total
 
     def sample(self, f: Tensor, parameters: Parameters, rows: Rows, generator: torch.Generator) -> Tensor:
-        nu, square = self._nu_and_square(parameters)
+        nu, square = self._nu_and_square(parameters, rows)
         half = (nu / 2).expand(f.shape).contiguous()
         variance = square * half / torch._standard_gamma(half, generator=generator)
         if "spread" in rows:
@@ -230,6 +233,8 @@ class StudentAugmentation(Augmentation):
     :param present: The likelihood object's noise, in the units of the targets.
     :param unit: Variance of the targets.
     """
+
+    warmup_part = 0.8  # the tails are freed in its middle
 
     def __init__(self, model: NoiseModel, deg_free: DegreesOfFreedom, present: float, unit: float):
         self.model, self.deg_free, self.present, self.unit = model, deg_free, present, unit
