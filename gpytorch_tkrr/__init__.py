@@ -56,6 +56,7 @@ from .hilbert.gp import HilbertGP
 from .hilbert.kernel import HilbertKernel
 from .inference.als import fit_als
 from .inference.gibbs import fit_gibbs
+from .inference.hinge import Hinge, SquaredHinge
 from .inference.noise_choice import NoiseChoice, choose_noise
 from .inference.one_vs_rest import OneVsRest
 from .inference.results import ALSResult, GibbsResult
@@ -103,6 +104,7 @@ __all__ = [
     "HeteroskedasticLikelihood",
     "HilbertGP",
     "HilbertKernel",
+    "Hinge",
     "HyperbolicCross",
     "IndexSet",
     "IndicatorKernel",
@@ -133,6 +135,7 @@ __all__ = [
     "Sines",
     "SizeError",
     "SobolIndices",
+    "SquaredHinge",
     "StalePosteriorWarning",
     "Summary",
     "TKRRError",

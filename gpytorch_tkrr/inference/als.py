@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
 from ..bases.covariance import covariance_state, covariances_from_state
@@ -35,6 +36,7 @@ from ..features.separable import SeparableKernel
 from ..model.laplace import LaplacePosterior, laplace_blocks
 from ..model.likelihoods.base import Observation
 from ..model.rollback import rollback_on_error
+from .hinge import MarginLoss, WorkingMargins
 from .hyperparameters import Hyperparameters, require_representable
 from .results import ALSResult
 from .scoring import FactorTerm, HyperparameterStep
@@ -52,6 +54,7 @@ def fit_als(
     max_sweeps: int = 10,
     rel_tol: float = 1e-6,
     penalty: Penalty | None = None,
+    loss: MarginLoss | None = None,
     initial_factors: Sequence[Tensor] | None = None,
     learn_hyperparameters: bool = False,
     seed: int | None = None,
@@ -81,6 +84,9 @@ def fit_als(
     :param max_sweeps: Largest number of sweeps; there are `max_sweeps * 2 (D - 1) + 1` updates in all.
     :param rel_tol: Stop when a sweep improves the objective by less than this fraction; 0.0 never stops early.
     :param penalty: The penalty, by default :class:`FrobeniusPenalty`.
+    :param loss: For two classes: :class:`~gpytorch_tkrr.Hinge` or :class:`~gpytorch_tkrr.SquaredHinge` instead of
+        squared errors, a support vector machine. The sign of the response is the class; variances and probabilities
+        remain those of least squares around it.
     :param initial_factors: D tensors `(M_d, R)` to start from, weights of :math:`z = \sqrt v \phi` with the outermost
         output scale left out of v; for a tensor train cores `(r, M_d, r')`.
     :param learn_hyperparameters: Whether lengthscales, output scales and noise are learned along the way, by the
@@ -124,6 +130,8 @@ def fit_als(
         raise InputError(
             f"fit_als minimises squared errors, which a {type(model.likelihood).__name__} has none of. Use fit_gibbs."
         )
+    if loss is not None:
+        _check_loss(model, loss, learn_hyperparameters)
     if new_rows is not None and data is not None:
         raise ValueError(
             "new_rows are appended to the model's own training data; data replaces these. Pass one of them."
@@ -134,16 +142,18 @@ def fit_als(
         processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
         training = model.training_data(data, processes, memory=memory)
         model.prepare(training)
+        if loss is not None:
+            _check_mean(model)
         starts = {f"initial_factors.{d}": factor.detach().cpu() for d, factor in enumerate(initial_factors or ())}
         identity = fit_identity("fit_als", model, training.summary, seed=seed, penalty=repr(penalty), rel_tol=rel_tol,
-                                learn_hyperparameters=learn_hyperparameters, **starts)  # fmt: skip
+                                loss=repr(loss), learn_hyperparameters=learn_hyperparameters, **starts)  # fmt: skip
         require_same_fit(identity, processes)
         saved = checkpoint.open(identity, processes)
         if learn_hyperparameters:
             require_representable(model, training.summary.variance)
         if learn_hyperparameters and not model.is_fitted:
             _start_scales(model, training.summary.variance)
-        fit = ALSFit(model, training, penalty, learn_hyperparameters, memory)
+        fit = ALSFit(model, training, penalty, learn_hyperparameters, memory, loss)
         seed = processes.share(int(torch.randint(2**63 - 1, ())) if seed is None else seed)
         generator = torch.Generator().manual_seed(seed)
         result = ALSResult()
@@ -175,6 +185,33 @@ def fit_als(
         result.message += _at_noise_bound(model, training.scale)
         model.warn_if_missing(training.summary.lower, training.summary.upper)
     return result
+
+
+def _check_loss(model: TKRR, loss: MarginLoss, learn_hyperparameters: bool) -> None:
+    """Refuse a loss of classes where there are none, and evidences that it does not have."""
+    if not isinstance(loss, MarginLoss):
+        raise TypeError(f"loss must be gpytorch_tkrr.Hinge() or gpytorch_tkrr.SquaredHinge(); got {loss!r}.")
+    if model.observation.num_classes != 2 or not model.observation.has_link:
+        raise InputError(
+            f"{loss!r} is a loss of two classes; the model has a {type(model.likelihood).__name__}. Use a "
+            "BernoulliLikelihood."
+        )
+    if learn_hyperparameters:
+        raise ValueError(
+            f"{loss!r} has no evidence to learn hyperparameters by. Learn them with squared errors first, or choose "
+            "them by held-out rows."
+        )
+
+
+def _check_mean(model: TKRR) -> None:
+    """Margins are read off the targets minus the mean, which must lie between the classes."""
+    mean = model.mean_module
+    if isinstance(mean, ZeroMean) or (isinstance(mean, ConstantMean) and bool((mean.constant.abs() < 1).all())):
+        return
+    raise InputError(
+        f"With a loss of the margin the mean must be a constant between the classes -1 and +1; got {mean}. Leave out "
+        "mean_module, or use ZeroMean()."
+    )
 
 
 def _append(model: TKRR, x: Tensor, y: Tensor) -> None:
@@ -322,15 +359,23 @@ class _Reweighted:
 class ALSFit:
     """The state of a fit: whitened weights, for CP with columns of unit root-mean-square on the data."""
 
-    def __init__(self, model: TKRR, training: TrainingData, penalty: Penalty, learn_hyperparameters: bool, memory: int):
-        self.model, self.training, self.penalty = model, training, penalty
+    def __init__(
+        self,
+        model: TKRR,
+        training: TrainingData,
+        penalty: Penalty,
+        learn_hyperparameters: bool,
+        memory: int,
+        loss: MarginLoss | None = None,
+    ):
+        self.model, self.training, self.penalty, self.loss = model, training, penalty, loss
         self.separable: SeparableKernel = model.separate()
         self.num_dims = len(self.separable.modes)
         self.covariances = [mode.covariance().detach() for mode in self.separable.modes]
         bases = [mode.basis for mode in self.separable.modes]
         self.design = Design(training, bases, memory=memory, weights=model.weights)
         self.marginals = self.design.marginals()
-        self.reweights = model.observation.reweight(torch.zeros(1, dtype=torch.float64), 1.0) is not None
+        self.reweights = self._working() is not None
         self.total = math.inf  # the objective of zero weights
         self.step = self._hyperparameter_step() if learn_hyperparameters else None
         self.memories: dict[int, _Memory] = {}
@@ -338,6 +383,15 @@ class ALSFit:
         self.fallback: tuple[Weights, list[Tensor], float] | None = None
         self.weights: Weights
         self.raw: list[Tensor]  # the factors' functions in the raw basis
+
+    def _working(self) -> _Reweighted | WorkingMargins | None:
+        """Working targets at the present hyperparameters; None for squared errors."""
+        if self.loss is not None:
+            return WorkingMargins(self.loss, self.training.scale)
+        observation = self.model.observation
+        if observation.reweight(torch.zeros(1, dtype=torch.float64), 1.0) is None:
+            return None
+        return _Reweighted(observation, float(self.noise()))
 
     def noise(self) -> Tensor:
         """Noise variance in the units of the scaled targets."""
@@ -417,9 +471,9 @@ class ALSFit:
 
     def _sums(self, d: int, scale: Tensor) -> tuple[FactorSums, float]:
         """Sums of one factor, and what the objective has beyond the sum of (weighted) squares and the penalty."""
-        if not self.reweights:
+        working = self._working()
+        if working is None:
             return self.design.sums(d, self.raw, scale), 0.0
-        working = _Reweighted(self.model.observation, float(self.noise()))
         sums = self.design.sums(d, self.raw, scale, working)
         return sums, float(self.training.processes.sum(torch.full_like(sums.square, working.excess)))
 
@@ -560,10 +614,10 @@ class ALSFit:
         blocks, square = laplace_blocks(
             self.design, self.weights, self.covariances, self.penalty, strength, observation.information
         )
-        if self.reweights:
-            loss = _Reweighted(observation, float(self.noise())).loss
-            square = self.design.sum_rows(self.raw, self.weights.scales(), loss, 1)
-        self._refresh(float(square), result.objective)
+        working, losses = self._working(), square
+        if working is not None:
+            losses = self.design.sum_rows(self.raw, self.weights.scales(), working.loss, 1)
+        self._refresh(float(losses), result.objective)
         self.store(blocks, float(square))
 
     def store(self, blocks: Sequence[Conditional | LevelConditional] | None, square: float | None = None) -> None:
