@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from botorch.acquisition.objective import PosteriorTransform
-from botorch.fit import fit_gpytorch_mll
-from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
-from botorch.models.utils import add_output_dim, gpt_posterior_settings
 from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
 from botorch.optim.utils import get_parameters_and_bounds
 from botorch.utils.types import DEFAULT, _DefaultType
@@ -32,9 +27,9 @@ from ..features.represented import MAX_MISSING
 from ..hilbert.distribution import ReducedRankNormal
 from ..hilbert.kernel import HilbertKernel
 from .box import input_range, join_range
-from .dispatch import DISPATCHER, register_custom_fit
-from .outcomes import choose_outcomes, join_outcomes
-from .pilot import fit_pilot
+from .dispatch import DISPATCHER, BotorchFit, register_custom_fit
+from .outcomes import OutcomeChoice
+from .pilot import NUM_ROWS, fit_pilot
 
 #: More inputs than this are for :class:`TKRRModel`.
 MAX_DIMS = 6
@@ -68,11 +63,13 @@ BOX_RATIO = 1.1
 MAX_GROWTH = 1.3
 
 
-class HilbertGPModel(SingleTaskGP):
+class HilbertGPModel(BotorchFit, OutcomeChoice):  # type: ignore[misc]  # BoTorch's bases differ in a signature
     r"""
-    A :class:`~botorch.models.SingleTaskGP` whose kernel is a :class:`~gpytorch_tkrr.HilbertKernel`: the same arguments,
-    transforms and priors, but a fit whose cost hardly depends on the number of observations, and function draws that
-    are exact.
+    A :class:`~botorch.models.SingleTaskGP` whose kernel, from 501 observations on, is a
+    :class:`~gpytorch_tkrr.HilbertKernel`: the same arguments, transforms and priors, but a fit whose cost hardly
+    depends on the number of observations, and function draws that are exact. Up to 500 observations the exact process
+    is the faster one, and the model is a SingleTaskGP in all it does, unless you give `num_functions` or a
+    HilbertKernel.
 
     In one to three dimensions the box carries all products of the functions, in four to six a hyperbolic cross of them.
     The default kernel is BoTorch's: RBF with its dimension-scaled prior on the lengthscales.
@@ -92,14 +89,15 @@ class HilbertGPModel(SingleTaskGP):
     :param outcome_transform: As for SingleTaskGP.
     :param input_transform: As for SingleTaskGP.
     :param bounds: The search space, `(2, d)`, as for `optimize_acqf`; by default the unit cube.
-    :param num_functions: At most so many functions; by default 100 for one input, 1 000 for two or three, 1 250 beyond.
+    :param num_functions: At most so many functions, from the first observation on; by default 100 for one input, 1 000
+        for two or three, 1 250 beyond.
 
     Example:
         >>> import torch
         >>> from botorch.fit import fit_gpytorch_mll
         >>> from gpytorch.mlls import ExactMarginalLogLikelihood
         >>> from gpytorch_tkrr.botorch import HilbertGPModel
-        >>> train_X = torch.rand(30, 2, dtype=torch.float64)
+        >>> train_X = torch.rand(600, 2, dtype=torch.float64)
         >>> train_Y = torch.sin(6 * train_X).sum(-1, keepdim=True)
         >>> model = HilbertGPModel(train_X, train_Y)
         >>> mll = fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
@@ -131,38 +129,68 @@ class HilbertGPModel(SingleTaskGP):
             outcome_transform=outcome_transform,
             input_transform=input_transform,
         )
-        hilbert = [module for module in self.covar_module.modules() if isinstance(module, HilbertKernel)]
         self._range: tuple[Tensor, Tensor] | None = None  # what the box must hold, where it is ours to choose
-        self._is_within_box = False
-        if not hilbert:
+        self._has_default_kernel = covar_module is None
+        self._max_functions = num_functions
+        if not self._hilbert_kernels():
             with torch.no_grad():
                 x = self.transform_inputs(train_X)
+            _check_num_dims(x.shape[-1])
             self._range = input_range(x, bounds, input_transform)
-            self.covar_module = _expand(self.covar_module, *self._range, num_functions)
-            hilbert = [self.covar_module]
-        self._has_default_kernel = covar_module is None
-        if covar_module is None:
-            raw = self._subset_batch_dict.pop("covar_module.raw_lengthscale")
-            self._subset_batch_dict["covar_module.base_kernel.raw_lengthscale"] = raw
-        self._num_functions = max(kernel.expansion(self._num_columns(kernel)).num_functions for kernel in hilbert)
+            if num_functions is not None:
+                self._expand_kernel()
+        self._expand_if_many()
         self.to(train_X)
+
+    def _hilbert_kernels(self) -> list[HilbertKernel]:
+        """Those of the model; none while it is exact."""
+        return [module for module in self.covar_module.modules() if isinstance(module, HilbertKernel)]
+
+    @property
+    def _num_functions(self) -> int:
+        return max(kernel.expansion(self._num_columns(kernel)).num_functions for kernel in self._hilbert_kernels())
 
     def _num_columns(self, kernel: HilbertKernel) -> int:
         return self.train_inputs[0].shape[-1] if kernel.domain.num_dims is None else kernel.domain.num_dims
 
+    def set_train_data(self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True) -> None:
+        """
+        Replace the training data; with more than 500 observations an exact model becomes a reduced-rank one.
+
+        :param inputs: Inputs.
+        :param targets: Transformed outcomes.
+        :param strict: Whether the shapes must stay.
+        """
+        super().set_train_data(inputs, targets, strict)
+        self._expand_if_many()
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        As for SingleTaskGP. Where the state comes without a box (that of an exact model, or of a ModelListGP, which
+        keeps tensors only) one is made for the lengthscales that were loaded.
+
+        :param args: See SingleTaskGP.
+        :param kwargs: See SingleTaskGP.
+        """
+        result = super().load_state_dict(*args, **kwargs)
+        if self._range is not None and self._hilbert_kernels() and self._needs_other_box():
+            self.update_box()
+        return result
+
+    def _expand_if_many(self) -> None:
+        if not self._hilbert_kernels() and self.train_inputs[0].shape[-2] > NUM_ROWS:
+            self._expand_kernel()
+
+    def _expand_kernel(self) -> None:
+        assert self._range is not None
+        self.covar_module = _expand(self.covar_module, *self._range, self._max_functions)
+
     # Fit
 
-    @property
-    def custom_fit(self) -> Callable[..., MarginalLogLikelihood]:
-        """What `fit_gpytorch_mll` calls; BoTorch's own way to fit is taken where it is missing."""
-        if self._is_within_box:
-            raise AttributeError("custom_fit: the box is fixed for now.")
-        return self._fit
-
     def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
-        """Box and hyperparameters in turn."""
-        if self._range is None:
-            return self._fit_within_box(mll, **kwargs)
+        """Box and hyperparameters in turn, unless the model is exact or the box is the user's."""
+        if self._range is None or not self._hilbert_kernels():
+            return self._fit_as_botorch(mll, **kwargs)
         mll.train()
         with torch.no_grad():
             x = self.transform_inputs(self.train_inputs[0])
@@ -183,18 +211,14 @@ class HilbertGPModel(SingleTaskGP):
 
     def _fit_within_box(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
         """BoTorch's own fit, with lengthscales kept where the box represents them."""
-        if self._range is not None and kwargs.get("optimizer") in (None, *BOUNDED_OPTIMIZERS):
+        if kwargs.get("optimizer") in (None, *BOUNDED_OPTIMIZERS):
             settings = dict(kwargs.get("optimizer_kwargs") or {})
             is_joint = DISPATCHER is not None or any(
                 kwargs.get(name) is not None for name in ("closure", "closure_kwargs")
             )
             settings["bounds"] = {**self._bounds(mll, is_joint), **(settings.get("bounds") or {})}
             kwargs["optimizer_kwargs"] = settings
-        self._is_within_box = True
-        try:
-            return fit_gpytorch_mll(mll, **kwargs)
-        finally:
-            self._is_within_box = False
+        return self._fit_as_botorch(mll, **kwargs)
 
     def _bounds(self, mll: MarginalLogLikelihood, is_joint: bool) -> dict[str, tuple[Tensor, Tensor]]:
         """
@@ -261,7 +285,7 @@ class HilbertGPModel(SingleTaskGP):
         `fit_gpytorch_mll` does so by itself. Call it between steps of a training loop of your own, in training mode, or
         after you have set lengthscales by hand.
         """
-        if self._range is not None:
+        if self._range is not None and self._hilbert_kernels():
             self.covar_module.domain = self._suitable_domain().to(self.train_inputs[0])
 
     def _suitable_domain(self) -> Domain:
@@ -284,47 +308,23 @@ class HilbertGPModel(SingleTaskGP):
         if self.training:
             x = self.transform_inputs(x)
         # BoTorch turns low-rank likelihoods off; with fewer rows than functions the dense one is indeed the faster.
-        normal = ReducedRankNormal if x.shape[-2] > self._num_functions else MultivariateNormal
+        is_low_rank = bool(self._hilbert_kernels()) and x.shape[-2] > self._num_functions
+        normal = ReducedRankNormal if is_low_rank else MultivariateNormal
         return normal(self.mean_module(x), self.covar_module(x))
 
-    def posterior(  # type: ignore[override]
-        self,
-        X: Tensor,
-        output_indices: list[int] | None = None,
-        observation_noise: bool | Tensor = False,
-        posterior_transform: PosteriorTransform | None = None,
-    ) -> Any:
-        """
-        The posterior at given inputs.
 
-        :param X: Inputs `(*batch, q, d)`.
-        :param output_indices: Which outcomes; all by default.
-        :param observation_noise: Whether to add the noise variance, or the (transformed) variances to add,
-            `(*batch, q, m)`.
-        :param posterior_transform: Applied to the result.
-        """
-        if output_indices is None or self.num_outputs == 1:
-            return super().posterior(X, None, observation_noise, posterior_transform)
-        self.eval()
-        x = self.transform_inputs(X)
-        with gpt_posterior_settings():
-            batch, dim = add_output_dim(X=x, original_batch_shape=self._input_batch_shape)
-            normal = self._apply_noise(X=batch, mvn=self(batch), observation_noise=observation_noise)
-            mean, covariance = normal.mean, normal.lazy_covariance_matrix
-            chosen = choose_outcomes(output_indices, self.num_outputs)
-            normals = [MultivariateNormal(mean.select(dim, i), covariance[(slice(None),) * dim + (i,)]) for i in chosen]
-        return join_outcomes(self, normals, chosen, x, posterior_transform)
-
-
-def _expand(kernel: Kernel, lower: Tensor, upper: Tensor, num_functions: int | None) -> HilbertKernel:
-    """The kernel on a box around a range of inputs."""
-    num_dims = len(lower)
+def _check_num_dims(num_dims: int) -> None:
     if num_dims > MAX_DIMS:
         raise SizeError(
             f"HilbertGPModel takes up to {MAX_DIMS} inputs; got {num_dims}. Use TKRRModel(train_X, train_Y), whose "
             "size is linear in their number, or pass covar_module=HilbertKernel(...) over a sum of kernels of few "
             "inputs each."
         )
+
+
+def _expand(kernel: Kernel, lower: Tensor, upper: Tensor, num_functions: int | None) -> HilbertKernel:
+    """The kernel on a box around a range of inputs."""
+    num_dims = len(lower)
     if num_functions is None:
         num_functions = NUM_FUNCTIONS.get(num_dims, CROSS_NUM_FUNCTIONS)
     num_basis, index_set = _choose_functions(num_dims, num_functions)

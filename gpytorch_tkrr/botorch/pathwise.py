@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from botorch.models import SingleTaskGP
 from botorch.sampling.pathwise.features.generators import GenKernelFeatures
 from botorch.sampling.pathwise.features.maps import FeatureMap
 from botorch.sampling.pathwise.paths import GeneralizedLinearPath, SamplePath
@@ -100,6 +101,12 @@ def _(
     noise_covariance: Any = None,
     **ignore: Any,
 ) -> GeneralizedLinearPath:
+    if not any(isinstance(module, HilbertKernel) for module in model.covar_module.modules()):  # exact
+        exact = GaussianUpdate.dispatch(SingleTaskGP, type(likelihood))
+        return exact(
+            model, likelihood, sample_values=sample_values, target_values=target_values, points=points,
+            noise_covariance=noise_covariance, **ignore,
+        )  # fmt: skip
     points = get_train_inputs(model, transformed=True)[0] if points is None else points
     targets = get_train_targets(model, transformed=True) if target_values is None else target_values
     covariance = likelihood.noise_covar(shape=points.shape[:-1]) if noise_covariance is None else noise_covariance
@@ -139,7 +146,7 @@ class CPPath(SamplePath):
         x = x.squeeze(-3) if several else x
         values = []
         for i, weights in enumerate(self.weights):
-            mean, root = self.model.mean_and_root(i, x)
+            mean, root = self.model.outcome(i).functions(x)
             values.append(mean + (root @ weights.unsqueeze(-1)).squeeze(-1))
         return (torch.stack(values, -2) if several else values[0]).to(x.dtype)
 
@@ -148,6 +155,8 @@ class CPPath(SamplePath):
 
 
 @DrawMatheronPaths.register(TKRRModel)
-def _(model: TKRRModel, *, sample_shape: torch.Size, **ignore: Any) -> CPPath:
+def _(model: TKRRModel, *, sample_shape: torch.Size, **options: Any) -> SamplePath:
+    if model.is_exact:
+        return DrawMatheronPaths.dispatch(SingleTaskGP)(model, sample_shape=sample_shape, **options)
     model.eval()
-    return CPPath(model, [model.draw_weights(i, sample_shape) for i in range(model.num_outputs)])
+    return CPPath(model, [model.outcome(i).draw_weights(sample_shape) for i in range(model.num_outputs)])
