@@ -6,46 +6,14 @@ dispatcher is told to follow the same rule.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import botorch.fit
-from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 
 #: BoTorch's dispatcher, or None where models are asked. BoTorch versions that have one fit batches of models jointly.
 DISPATCHER: Any = getattr(botorch.fit, "FitGPyTorchMLL", None)
-
-
-class BotorchFit:
-    """A model with a fit of its own, which may call BoTorch's."""
-
-    _is_fitted_as_botorch = False
-
-    @property
-    def custom_fit(self) -> Callable[..., MarginalLogLikelihood]:
-        """What `fit_gpytorch_mll` calls; BoTorch's own way to fit is taken where it is missing."""
-        if self._is_fitted_as_botorch:
-            raise AttributeError("custom_fit: this is a fit by BoTorch's own way.")
-        return self._fit
-
-    @abstractmethod
-    def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood: ...
-
-    def _fit_as_botorch(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
-        """
-        The fit of a SingleTaskGP.
-
-        :param mll: The marginal log likelihood that holds this model.
-        :param kwargs: As for `fit_gpytorch_mll`.
-        """
-        self._is_fitted_as_botorch = True
-        try:
-            return fit_gpytorch_mll(mll, **kwargs)
-        finally:
-            self._is_fitted_as_botorch = False
 
 
 def register_custom_fit(model_class: type) -> None:

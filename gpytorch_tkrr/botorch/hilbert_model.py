@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from botorch.models.kernels.categorical import CategoricalKernel
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
@@ -27,8 +29,9 @@ from ..features.represented import MAX_MISSING
 from ..hilbert.distribution import ReducedRankNormal
 from ..hilbert.kernel import HilbertKernel
 from .box import input_range, join_range
-from .dispatch import DISPATCHER, BotorchFit, register_custom_fit
-from .outcomes import OutcomeChoice
+from .dispatch import DISPATCHER, register_custom_fit
+from .drop_in import DropInGP
+from .kernels import default_kernel, split_columns
 from .pilot import NUM_ROWS, fit_pilot
 
 #: More inputs than this are for :class:`TKRRModel`.
@@ -63,7 +66,7 @@ BOX_RATIO = 1.1
 MAX_GROWTH = 1.3
 
 
-class HilbertGPModel(BotorchFit, OutcomeChoice):  # type: ignore[misc]  # BoTorch's bases differ in a signature
+class HilbertGPModel(DropInGP):
     r"""
     A :class:`~botorch.models.SingleTaskGP` whose kernel, from 501 observations on, is a
     :class:`~gpytorch_tkrr.HilbertKernel`: the same arguments, transforms and priors, but a fit whose cost hardly
@@ -72,7 +75,8 @@ class HilbertGPModel(BotorchFit, OutcomeChoice):  # type: ignore[misc]  # BoTorc
     HilbertKernel.
 
     In one to three dimensions the box carries all products of the functions, in four to six a hyperbolic cross of them.
-    The default kernel is BoTorch's: RBF with its dimension-scaled prior on the lengthscales.
+    The default kernel is BoTorch's: RBF with its dimension-scaled prior on the lengthscales, in units of the search
+    space.
 
     The box holds `bounds` and the training inputs, with a margin that suits the lengthscales: long ones need a wide
     margin, short ones many functions in little space. So `fit_gpytorch_mll` first fits an exact Gaussian process with
@@ -88,6 +92,7 @@ class HilbertGPModel(BotorchFit, OutcomeChoice):  # type: ignore[misc]  # BoTorc
     :param mean_module: As for SingleTaskGP.
     :param outcome_transform: As for SingleTaskGP.
     :param input_transform: As for SingleTaskGP.
+    :param cat_dims: Columns that are categories, numbered 0, 1, ...; for the default kernel.
     :param bounds: The search space, `(2, d)`, as for `optimize_acqf`; by default the unit cube.
     :param num_functions: At most so many functions, from the first observation on; by default 100 for one input, 1 000
         for two or three, 1 250 beyond.
@@ -116,9 +121,18 @@ class HilbertGPModel(BotorchFit, OutcomeChoice):  # type: ignore[misc]  # BoTorc
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         *,
+        cat_dims: Sequence[int] | None = None,
         bounds: Tensor | None = None,
         num_functions: int | None = None,
     ):
+        _, self._categories = split_columns(train_X.shape[-1], cat_dims)
+        self._has_default_kernel = covar_module is None and not self._categories
+        with torch.no_grad():
+            x = self.transform_inputs(train_X, input_transform)
+        ends = input_range(x, bounds, input_transform)
+        if covar_module is None:
+            _, batch_shape = self.get_batch_dimensions(train_X=train_X, train_Y=train_Y)
+            covar_module = default_kernel(*ends, self._categories, batch_shape)
         super().__init__(
             train_X=train_X,
             train_Y=train_Y,
@@ -130,13 +144,10 @@ class HilbertGPModel(BotorchFit, OutcomeChoice):  # type: ignore[misc]  # BoTorc
             input_transform=input_transform,
         )
         self._range: tuple[Tensor, Tensor] | None = None  # what the box must hold, where it is ours to choose
-        self._has_default_kernel = covar_module is None
         self._max_functions = num_functions
         if not self._hilbert_kernels():
-            with torch.no_grad():
-                x = self.transform_inputs(train_X)
-            _check_num_dims(x.shape[-1])
-            self._range = input_range(x, bounds, input_transform)
+            _check_num_dims(x.shape[-1] - len(self._categories))
+            self._range = ends
             if num_functions is not None:
                 self._expand_kernel()
         self._expand_if_many()
@@ -183,7 +194,7 @@ class HilbertGPModel(BotorchFit, OutcomeChoice):  # type: ignore[misc]  # BoTorc
 
     def _expand_kernel(self) -> None:
         assert self._range is not None
-        self.covar_module = _expand(self.covar_module, *self._range, self._max_functions)
+        self.covar_module = _expand(self.covar_module, *self._range, self._categories, self._max_functions)
 
     # Fit
 
@@ -232,6 +243,8 @@ class HilbertGPModel(BotorchFit, OutcomeChoice):  # type: ignore[misc]  # BoTorc
         bounds = {}
         for leaf in self.covar_module.base_kernel.modules():
             if not isinstance(leaf, Kernel) or not leaf.has_lengthscale or leaf.raw_lengthscale not in names:
+                continue
+            if isinstance(leaf, CategoricalKernel):  # needs no box
                 continue
             name, raw = names[leaf.raw_lengthscale], leaf.raw_lengthscale
             shortest, longest = self._lengthscale_interval(leaf)
@@ -322,12 +335,15 @@ def _check_num_dims(num_dims: int) -> None:
         )
 
 
-def _expand(kernel: Kernel, lower: Tensor, upper: Tensor, num_functions: int | None) -> HilbertKernel:
-    """The kernel on a box around a range of inputs."""
-    num_dims = len(lower)
+def _expand(
+    kernel: Kernel, lower: Tensor, upper: Tensor, categories: Sequence[int], num_functions: int | None
+) -> HilbertKernel:
+    """The kernel on a box around a range of inputs; each level of a category has all products of functions."""
+    num_dims = max(len(lower) - len(categories), 1)
     if num_functions is None:
         num_functions = NUM_FUNCTIONS.get(num_dims, CROSS_NUM_FUNCTIONS)
-    num_basis, index_set = _choose_functions(num_dims, num_functions)
+    levels = math.prod(int(upper[d] - lower[d]) + 2 for d in categories)
+    num_basis, index_set = _choose_functions(num_dims, max(num_functions // levels, 2**num_dims))
     hilbert = HilbertKernel(kernel, _box_for(kernel, lower, upper), num_basis, index_set=index_set)
     hilbert._ignored = MAX_MISSING if isinstance(index_set, FullTensor) else CROSS_IGNORED  # bounds keep it there
     return hilbert

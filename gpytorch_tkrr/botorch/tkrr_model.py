@@ -12,17 +12,15 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
-from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch import settings
 from gpytorch.constraints import GreaterThan
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel, RBFKernel
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood, StudentTLikelihood
 from gpytorch.means import Mean
 from gpytorch.mlls import MarginalLogLikelihood
-from gpytorch.priors import LogNormalPrior
 from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator, LowRankRootLinearOperator
 from torch import Tensor, nn
@@ -35,8 +33,10 @@ from ..inference.gibbs import MAX_NUM_BASIS, TAIL, fit_gibbs
 from ..model.rollback import rollback_on_error
 from ..model.tkrr import TKRR
 from .box import input_range, join_range
-from .dispatch import BotorchFit, register_custom_fit
-from .outcomes import OutcomeChoice, module_of_outcomes, read_outcome, write_outcomes
+from .dispatch import register_custom_fit
+from .drop_in import DropInGP
+from .kernels import default_kernel
+from .outcomes import module_of_outcomes, read_outcome, write_outcomes
 from .pilot import NUM_ROWS, fit_pilot
 from .sampled import SampledOutcome
 
@@ -47,14 +47,11 @@ SETTINGS = {"num_chains": 1, "num_warmup": 20, "num_draws": 20}
 #: Correlation that may be left between the edge of the search space and its image beyond the box.
 IMAGE = 0.001
 
-#: BoTorch's lower bound of lengthscales on the unit cube.
-MIN_LENGTHSCALE = 0.025
-
 #: Where the sampled outcomes stand in a state_dict.
 PREFIX = "outcomes."
 
 
-class TKRRModel(BotorchFit, OutcomeChoice):
+class TKRRModel(DropInGP):
     r"""
     A :class:`~botorch.models.SingleTaskGP` that becomes, from 501 observations on, a :class:`~gpytorch_tkrr.TKRR`: any
     number of inputs, a cost linear in the number of observations, and the uncertainty of sampled factors, noise and
@@ -79,6 +76,7 @@ class TKRRModel(BotorchFit, OutcomeChoice):
     :param mean_module: As for SingleTaskGP.
     :param outcome_transform: As for SingleTaskGP: Standardize by default.
     :param input_transform: Applied to the inputs.
+    :param cat_dims: Columns that are categories, numbered 0, 1, ...; for the default kernel.
     :param bounds: The search space, `(2, d)`, as for `optimize_acqf`; by default the unit cube.
     :param rank: Number of components; by default 16.
     :param num_basis: Number of sines, for all inputs or for each; by default as many as the lengthscales need.
@@ -107,6 +105,7 @@ class TKRRModel(BotorchFit, OutcomeChoice):
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         *,
+        cat_dims: Sequence[int] | None = None,
         bounds: Tensor | None = None,
         rank: int | None = None,
         num_basis: int | Sequence[int] | None = None,
@@ -114,15 +113,14 @@ class TKRRModel(BotorchFit, OutcomeChoice):
         with torch.no_grad():
             x = self.transform_inputs(train_X, input_transform)
         ends = input_range(x, bounds, input_transform)
-        num_outputs = train_Y.shape[-1]
-        aug_batch_shape = torch.Size([*train_X.shape[:-2], *([num_outputs] if num_outputs > 1 else [])])
+        _, batch_shape = self.get_batch_dimensions(train_X=train_X, train_Y=train_Y)
         is_robust = isinstance(likelihood, StudentTLikelihood)
         super().__init__(
             train_X=train_X,
             train_Y=train_Y,
             train_Yvar=train_Yvar,
             likelihood=None if is_robust else likelihood,
-            covar_module=_make_kernel(*ends, aug_batch_shape) if covar_module is None else covar_module,
+            covar_module=default_kernel(*ends, cat_dims, batch_shape) if covar_module is None else covar_module,
             mean_module=mean_module,
             outcome_transform=outcome_transform,
             input_transform=input_transform,
@@ -433,19 +431,6 @@ def _check_fit(optimizer: Callable[..., Any] | None, arguments: dict[str, Any]) 
         unknown = set(arguments) - set(inspect.signature(function).parameters)
         if unknown:
             raise UnsupportedError(f"{function.__name__} takes no {', '.join(sorted(unknown))}; see its documentation.")
-
-
-def _make_kernel(lower: Tensor, upper: Tensor, batch_shape: torch.Size) -> RBFKernel:
-    """BoTorch's default kernel, with lengthscales in units of the range: on the unit cube the same."""
-    num_dims = len(lower)
-    unit = torch.where(upper > lower, upper - lower, torch.ones_like(lower))
-    prior = get_covar_module_with_dim_scaled_prior(ard_num_dims=num_dims).lengthscale_prior
-    loc = prior.loc.to(unit) + unit.log()
-    scaled = LogNormalPrior(loc, prior.scale.to(unit).expand_as(loc).clone())  # a buffer that can be written to
-    limit = GreaterThan(MIN_LENGTHSCALE * unit, transform=None, initial_value=scaled.mode)
-    return RBFKernel(
-        ard_num_dims=num_dims, lengthscale_prior=scaled, lengthscale_constraint=limit, batch_shape=batch_shape
-    )
 
 
 register_custom_fit(TKRRModel)
