@@ -8,8 +8,9 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("gpytorch_tkrr.botorch needs BoTorch: pip install 'gpytorch_tkrr[botorch]'.") from error
 
+from .ensemble import TKRREnsemble
 from .hilbert_model import HilbertGPModel
 from .pathwise import HilbertFeatureMap
 from .tkrr_model import TKRRModel
 
-__all__ = ["HilbertFeatureMap", "HilbertGPModel", "TKRRModel"]
+__all__ = ["HilbertFeatureMap", "HilbertGPModel", "TKRREnsemble", "TKRRModel"]

@@ -42,7 +42,8 @@ def scaled_rbf_kernel(lower: Tensor, upper: Tensor, columns: Sequence[int], batc
     prior = get_covar_module_with_dim_scaled_prior(ard_num_dims=len(columns)).lengthscale_prior
     loc = prior.loc.to(unit) + unit.log()
     scaled = LogNormalPrior(loc, prior.scale.to(unit).expand_as(loc).clone())  # a buffer that can be written to
-    limit = GreaterThan(MIN_LENGTHSCALE * unit, transform=None, initial_value=scaled.mode)
+    lowest = MIN_LENGTHSCALE * float(unit.min())  # one number: BoTorch takes no other bound for a batch
+    limit = GreaterThan(lowest, transform=None, initial_value=scaled.mode)
     active_dims = None if len(columns) == len(lower) else tuple(columns)
     return RBFKernel(
         ard_num_dims=len(columns), lengthscale_prior=scaled, lengthscale_constraint=limit, batch_shape=batch_shape,

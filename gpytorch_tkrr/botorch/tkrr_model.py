@@ -65,7 +65,8 @@ class TKRRModel(DropInGP):
     Several outcomes are independent.
 
     A posterior is the Gaussian with the mean and the covariance of the draws, and conditioning on further observations
-    its exact update (:mod:`gpytorch_tkrr.botorch.sampled`). :meth:`ensemble` gives the draws one by one.
+    its exact update (:mod:`gpytorch_tkrr.botorch.sampled`). A
+    :class:`TKRREnsemble` gives the draws one by one.
 
     :param train_X: Inputs `(n, d)`; while the model is exact also `(*batch, n, d)`.
     :param train_Y: Outcomes `(n, m)`.

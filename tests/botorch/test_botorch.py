@@ -27,17 +27,19 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.transforms import Log, Normalize
 from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
-from botorch.optim import optimize_acqf
+from botorch.optim import optimize_acqf, optimize_acqf_mixed
 from botorch.optim.closures import get_loss_closure_with_grads
 from botorch.optim.fit import fit_gpytorch_mll_torch
 from botorch.sampling import SobolQMCNormalSampler
+from botorch.sampling.index_sampler import IndexSampler
 from botorch.sampling.pathwise import draw_matheron_paths, get_matheron_path_model
 from botorch.test_functions import Ackley, Hartmann
+from botorch.utils.datasets import SupervisedDataset
 from gpytorch.constraints import Interval
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.botorch import HilbertGPModel, TKRRModel, hilbert_model, tkrr_model
+from gpytorch_tkrr.botorch import HilbertGPModel, TKRREnsemble, TKRRModel, hilbert_model, tkrr_model
 from gpytorch_tkrr.model.draws import DrawsPosterior
 from gpytorch_tkrr.model.laplace import LaplacePosterior
 
@@ -695,9 +697,10 @@ def test_lengthscales_respect_their_constraints(use_rbf):
     assert 0.05 <= model.covar_module.base_kernel.lengthscale.item() <= 0.5
 
 
-def test_several_outcomes_with_a_closure():
+@pytest.mark.parametrize("num_functions", [None, 100])
+def test_several_outcomes_with_a_closure(num_functions):
     x, y = unit_data(num_outputs=2)
-    model = HilbertGPModel(x, y, num_functions=100)
+    model = HilbertGPModel(x, y, num_functions=num_functions)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     closure = get_loss_closure_with_grads(mll, parameters=dict(mll.named_parameters()))
     fit_gpytorch_mll(mll, closure=closure)
@@ -829,6 +832,97 @@ def test_logarithm_of_the_outcome(kind):
     assert torch.allclose(posterior.mean, y, rtol=0.1)
     samples = posterior.rsample(torch.Size([16]))
     assert samples.shape == (16, 25, 1) and (samples > 0).all()
+
+
+# Categories, outliers, ensembles
+
+
+def mixed_data(num_rows, noise=0.0):
+    generator = torch.Generator().manual_seed(num_rows)
+    x = torch.rand(num_rows, 3, dtype=torch.float64, generator=generator)
+    x[:, 1] = torch.randint(4, (num_rows,), generator=generator)
+    y = torch.sin(5 * x[:, :1]) * (x[:, 1:2] - 1.5) + x[:, 2:] + (x[:, 1:2] == 2)
+    return x, y + noise * torch.randn(y.shape, dtype=y.dtype, generator=generator)
+
+
+@pytest.mark.parametrize("num_rows", [60, 520])  # exact and not
+@KINDS
+def test_categories(kind, num_rows):
+    """Learned, optimised over, with noise variances of their own; a level never seen has the prior's variance."""
+    x, y = mixed_data(num_rows, 0.05)
+    cls = {"hilbert": HilbertGPModel, "cp": TKRRModel}[kind]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tkrr.ApproximationWarning)
+        model = fit(cls(x, y, torch.full_like(y, 0.05**2), cat_dims=[1]))
+    test_x, test_y = mixed_data(100)
+    error = model.posterior(test_x).mean - test_y
+    assert error.square().mean().sqrt() < (0.15 if num_rows == 60 else 0.06)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tkrr.TKRRWarning)
+        unseen = model.posterior(torch.tensor([[0.5, 7.0, 0.5]], dtype=torch.float64))
+    assert unseen.variance.item() > 20 * model.posterior(test_x).variance.mean()
+    acquisition = LogExpectedImprovement(model, best_f=y.max())
+    bounds = torch.tensor([[0.0, 0.0, 0.0], [1.0, 3.0, 1.0]], dtype=torch.float64)
+    levels = [{1: float(level)} for level in range(4)]
+    candidate, _ = optimize_acqf_mixed(
+        acquisition, bounds, q=1, fixed_features_list=levels, num_restarts=2, raw_samples=16, options={"maxiter": 10}
+    )
+    assert candidate[0, 1] in (0.0, 1.0, 2.0, 3.0)
+
+
+def test_columns_of_categories_count_from_the_end():
+    x, y = mixed_data(30)
+    for cat_dims in ([1], [-2]):
+        kernel = TKRRModel(x, y, cat_dims=cat_dims).covar_module
+        assert [list(part.active_dims) for part in kernel.kernels] == [[0, 2], [1]]
+
+
+@KINDS
+def test_construct_inputs(kind):
+    """What Ax's generators call."""
+    x, y = mixed_data(30)
+    dataset = SupervisedDataset(x, y, Yvar=torch.full_like(y, 0.1), feature_names=list("abc"), outcome_names=["y"])
+    cls = {"hilbert": HilbertGPModel, "cp": TKRRModel}[kind]
+    inputs = cls.construct_inputs(dataset, categorical_features=[1])
+    assert inputs.pop("cat_dims") == [1]
+    model = cls(**inputs, cat_dims=[1])
+    assert torch.equal(model.train_inputs[0], x) and isinstance(
+        model.likelihood, gpytorch.likelihoods.FixedNoiseGaussianLikelihood
+    )
+    assert "cat_dims" not in cls.construct_inputs(dataset)
+
+
+def test_outliers():
+    """Student noise: wild outcomes hardly move the mean."""
+    torch.manual_seed(0)
+    x = torch.rand(120, 2, dtype=torch.float64)
+    clean = surface(x)[:, :1]
+    y = clean + 0.05 * torch.randn_like(clean)
+    y[::10] += 5.0
+    errors = {}
+    for name, likelihood in (("Gaussian", None), ("Student", gpytorch.likelihoods.StudentTLikelihood())):
+        model = fit(TKRRModel(x, y, likelihood=likelihood))
+        errors[name] = (model.posterior(x).mean - clean).square().mean().sqrt()
+    assert errors["Student"] < 0.05 < 0.2 < errors["Gaussian"]
+    assert (model.posterior(x, observation_noise=True).variance > model.posterior(x).variance).all()
+    conditioned = model.condition_on_observations(x[:1], clean[:1])
+    assert conditioned.posterior(x).mean.shape == (120, 1)
+
+
+@pytest.mark.parametrize("num_outputs", [1, 2])
+def test_ensemble_has_the_moments_of_the_model(num_outputs):
+    model = fitted("cp", num_outputs)
+    ensemble = TKRREnsemble(model)
+    x = torch.rand(4, 3, 2, dtype=torch.float64)
+    posterior = ensemble.posterior(x)
+    assert posterior.values.shape == (4, 12, 3, num_outputs)
+    torch.testing.assert_close(posterior.values.mean(-3), model.posterior(x).mean)
+    torch.testing.assert_close(posterior.values.var(-3), model.posterior(x).variance, rtol=1e-4, atol=1e-4)
+    if num_outputs == 1:
+        acquisition = qUpperConfidenceBound(ensemble, beta=2.0, sampler=IndexSampler(torch.Size([8]), seed=0))
+        assert acquisition(x).shape == (4,)
+    with pytest.raises(UnsupportedError, match="holds no draws"):
+        TKRREnsemble(TKRRModel(*unit_data()))
 
 
 # Closed loops
