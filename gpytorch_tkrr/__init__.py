@@ -66,6 +66,7 @@ from .model.likelihoods.censored import CensoredLikelihood
 from .model.likelihoods.heteroskedastic import HeteroskedasticLikelihood
 from .model.likelihoods.negative_binomial import NegativeBinomialLikelihood
 from .model.likelihoods.ordinal import OrdinalLikelihood
+from .model.multioutput import MultioutputTKRR
 from .model.prediction import NoiseLevel, Prediction
 from .model.tkrr import TKRR
 from .model.warp import InputWarp
@@ -112,6 +113,7 @@ __all__ = [
     "InputWarp",
     "MainEffects",
     "MapKernel",
+    "MultioutputTKRR",
     "NegativeBinomialLikelihood",
     "NoiseChoice",
     "NoiseLevel",

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, LinearKernel, ProductKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    ConstantKernel,
+    IndexKernel,
+    Kernel,
+    LinearKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 from linear_operator import to_dense
 from torch import Tensor, nn
 
@@ -137,6 +146,36 @@ def anova_kernel(
                 "input to moderate numbers, or use float64."
             )
     return kernel.to(dtype)
+
+
+def output_kernel(num_outputs: int, column: int, *, rank: int = 1, dtype: torch.dtype | None = None) -> IndexKernel:
+    """
+    A covariance of several outputs, for outputs of unit variance: correlations of one half to start from.
+
+    :param num_outputs: T.
+    :param column: The column of the inputs that holds the number of the output.
+    :param rank: The rank of what outputs have in common.
+    :param dtype: The dtype of its parameters, by default PyTorch's.
+    """
+    kernel = IndexKernel(num_tasks=num_outputs, rank=rank, active_dims=(column,)).double()
+    # Columns of alternating signs beyond the first, so that they are not the same.
+    signs = torch.tensor([[(-1.0) ** (t // 2**r) if r else 1.0 for r in range(rank)] for t in range(num_outputs)])
+    kernel.covar_factor.data = signs.double() * (0.5 / rank) ** 0.5
+    kernel.var = torch.full((num_outputs,), 0.5, dtype=torch.float64)
+    return kernel.to(torch.get_default_dtype() if dtype is None else dtype)
+
+
+def times_outputs(kernel: ScaleKernel, outputs: IndexKernel) -> ScaleKernel:
+    """
+    The kernel of :func:`anova_kernel` times a covariance of outputs.
+
+    :param kernel: The former; it is taken apart.
+    :param outputs: The latter.
+    """
+    base = kernel.base_kernel
+    factors = list(base.kernels) if isinstance(base, ProductKernel) else [base]
+    kernel.base_kernel = ProductKernel(*factors, outputs)
+    return kernel
 
 
 def _checked_categories(categorical: Sequence[int], num_dims: int) -> set[int]:

@@ -177,7 +177,8 @@ def _integrate(model: TKRR | LogNoise, measure: Measure | None) -> _Modes:
             raise InputError(
                 "The model holds no training data: pass measure=EmpiricalMeasure(x) or UniformMeasure(lower, upper)."
             )
-        measure = EmpiricalMeasure(model.train_inputs[0])
+        table = model.train_inputs[0]
+        measure = EmpiricalMeasure(table if isinstance(model, LogNoise) else model.mode_inputs(table))
     if measure.lower.numel() != len(factors):
         raise InputError(f"The measure has {measure.lower.numel()} inputs; the model has {len(factors)}.")
     functions = [_functions_of(model, d) for d in range(len(factors))]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import IndexKernel, Kernel
 from torch import Tensor
 
 from ..bases.domain import Domain
@@ -18,7 +18,7 @@ from ..features.box import choose_box
 from ..features.categorical import require_levels
 from ..features.expansion import BasisFamily
 from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, separate
-from .anova import anova_kernel
+from .anova import anova_kernel, times_outputs
 from .warp import InputWarp
 
 
@@ -34,6 +34,7 @@ class Setup:
     :param max_num_basis: How many each mode may get where they are adapted; None for no limit.
     :param family: Which functions stationary kernels get; a map brings a kernel of its own.
     :param categorical: The columns that the default kernel takes as categories.
+    :param outputs: The covariance of several outputs, where the last column is the number of the output.
     """
 
     kernel: Kernel | None
@@ -43,6 +44,7 @@ class Setup:
     max_num_basis: tuple[int, ...] | None
     family: BasisFamily
     categorical: tuple[int, ...] = ()
+    outputs: IndexKernel | None = None
 
     def completed(
         self, summary: Summary, *, adapts_warp: bool, adapts_num_basis: bool, dtype: torch.dtype | None = None
@@ -65,20 +67,25 @@ class Setup:
             kernel = self.family.scaled_kernel(domain, num_basis, summary.variance or 1.0)
             kernel = kernel.to(summary.lower.device, dtype)
         if kernel is None:
-            kernel = default_kernel(summary, summary.variance or 1.0, dtype, self.categorical)
+            kernel = default_kernel(summary, summary.variance or 1.0, dtype, self.categorical, self.outputs)
         draft = Domain.from_bounds(summary.lower, summary.upper)
         categories = separate(kernel, draft, 1, summary.num_dims).categorical
         require_levels({d: summary.levels[d] is not None for d in categories})
+        unwarped = [] if self.outputs is None else [summary.num_dims - 1]
         if adapts_warp and warp is None:
-            found = InputWarp.from_data(summary.sample, summary.lower, summary.upper, keep=categories)
+            found = InputWarp.from_data(summary.sample, summary.lower, summary.upper, keep=[*categories, *unwarped])
             warp = found if found.columns.numel() else None
         if domain is None:
             domain = choose_box(kernel, summary.lower, summary.upper, 0.01 / summary.num_dims)
-        return Setup(kernel, domain, warp, num_basis, max_num_basis, self.family, self.categorical)
+        return Setup(kernel, domain, warp, num_basis, max_num_basis, self.family, self.categorical, self.outputs)
 
 
 def default_kernel(
-    summary: Summary, variance: float, dtype: torch.dtype | None = None, categorical: Sequence[int] = ()
+    summary: Summary,
+    variance: float,
+    dtype: torch.dtype | None = None,
+    categorical: Sequence[int] = (),
+    outputs: IndexKernel | None = None,
 ) -> Kernel:
     """
     The kernel of a function of the inputs where the user gives none.
@@ -87,15 +94,18 @@ def default_kernel(
     :param variance: Its variance in the middle of the inputs.
     :param dtype: That of its parameters, by default PyTorch's.
     :param categorical: The columns that are categories.
+    :param outputs: The covariance of several outputs, where the last column is the number of the output.
     """
-    return anova_kernel(
-        summary.num_dims,
-        center=(summary.upper + summary.lower) / 2,
-        half_range=(summary.upper - summary.lower) / 2,
+    num_dims = summary.num_dims - (outputs is not None)
+    kernel = anova_kernel(
+        num_dims,
+        center=(summary.upper + summary.lower)[:num_dims] / 2,
+        half_range=(summary.upper - summary.lower)[:num_dims] / 2,
         outputscale=variance,
         categorical=categorical,
         dtype=dtype,
     ).to(summary.lower.device)
+    return kernel if outputs is None else times_outputs(kernel, outputs.to(kernel.raw_outputscale))
 
 
 def check_num_dims(given: int, known: int | None) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import IndexKernel, Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.models import GP
@@ -43,7 +43,7 @@ from ..features.expansion import BasisFamily
 from ..features.represented import MAX_MISSING, ModeGrid, missing_of_modes, range_grids
 from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, separate
 from ..features.stationary import Sines, as_family
-from .anova import anova_kernel
+from .anova import anova_kernel, times_outputs
 from .draws import DrawsPosterior
 from .extrapolation import MARGIN, HeldInputs, TrainingRange
 from .laplace import LaplacePosterior, laplace_blocks
@@ -163,7 +163,7 @@ class TKRR(GP):
         self.register_load_state_dict_post_hook(_restore_posterior)
         if train_x is not None and train_y is not None:
             self.feature_names = list(train_x.columns) if hasattr(train_x, "columns") else None
-            self.train_inputs, self.train_targets = _checked(train_x, train_y)
+            self.train_inputs, self.train_targets = self._checked_rows(train_x, train_y)
             summary = TrainingData(self._source(), targets=self.observation.encode).summary
             self._choose(summary)
             self._prepare_observation(summary)
@@ -247,7 +247,7 @@ class TKRR(GP):
         :param summary: The data.
         """
         assert self.covar_module is not None and self.domain is not None
-        return separate(self.covar_module, self.domain, self.num_basis, summary.num_dims)
+        return separate(self.covar_module, self.domain, self.num_basis, summary.num_dims, self.family)
 
     def _range_of(self, summary: Summary) -> TrainingRange:
         """What the model has seen of each column."""
@@ -266,6 +266,7 @@ class TKRR(GP):
             self.max_num_basis,
             self.family,
             self.categorical,
+            self._outputs(summary.num_dims),
         )
         chosen = given.completed(
             summary, adapts_warp=self.adapts_warp, adapts_num_basis=self.adapts_num_basis, dtype=dtype
@@ -335,7 +336,23 @@ class TKRR(GP):
 
     # Data
 
-    def _source(self) -> TensorSource:
+    def _outputs(self, num_dims: int) -> IndexKernel | None:
+        """The covariance of several outputs, where the last of the columns is the number of the output."""
+        return None
+
+    def _checked_rows(self, x: Any, y: Any) -> tuple[tuple[Tensor], Tensor]:
+        """Inputs and targets as the model keeps them."""
+        return _checked(x, y)
+
+    def mode_inputs(self, x: Tensor) -> Tensor:
+        """
+        Inputs with one column for each mode.
+
+        :param x: Inputs `(n, D)`.
+        """
+        return x
+
+    def _source(self) -> Any:
         assert self.train_inputs is not None and self.train_targets is not None
         weight = self.observation.row_weights(len(self.train_targets))
         return TensorSource(self.train_inputs[0], self.train_targets, weight)
@@ -390,7 +407,7 @@ class TKRR(GP):
         y = self.train_targets if targets is None else targets
         if x is None or y is None:
             raise InputError("Give both inputs and targets.")
-        (x,), y = _checked(x, y)
+        (x,), y = self._checked_rows(x, y)
         for name, old, new in (("inputs", old_x, x), ("targets", self.train_targets, y)):
             if strict and old is not None and (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
                 raise RuntimeError(
@@ -398,7 +415,7 @@ class TKRR(GP):
                     f"{old.device}; found {tuple(new.shape)}, {new.dtype}, {new.device}). Pass strict=False."
                 )
         if self.domain is not None:
-            rows = as_inputs(x)
+            rows = as_inputs(self.mode_inputs(x))
             check_inside(self.domain, rows.amin(0), rows.amax(0))
         with rollback_on_error(self):
             self.train_inputs, self.train_targets = (x,), y
@@ -421,7 +438,7 @@ class TKRR(GP):
         :param x: Inputs `(n, D)`.
         :param y: Targets `(n,)`.
         """
-        (x,), y = _checked(self.as_inputs(x), y)
+        (x,), y = self._checked_rows(self.as_inputs(x), y)
         if self.train_inputs is not None and self.train_targets is not None:
             if x.shape[-1] != self.train_inputs[0].shape[-1]:
                 raise InputError(
@@ -557,9 +574,13 @@ class TKRR(GP):
             rows = self.observation.function_rows(held(x), posterior.parameters)
             if variances is not None:
                 rows["spread"] = variances
-            return self.mean_module(x).double() + means, rows
+            return self._in_units(x, self.mean_module(x).double() + means, rows)
 
         return Prediction(self.observation, components, posterior.parameters, x, known, self.extrapolates(x))
+
+    def _in_units(self, x: Tensor, f: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Values of f and what is known of the rows, in the units of the user."""
+        return f, rows
 
     def extrapolates(self, x: Any) -> Tensor:
         """
@@ -820,7 +841,10 @@ class TKRR(GP):
                     num_basis = state_dict["_extra_state"]["num_basis"]
                     self.covar_module = self.family.scaled_kernel(self.domain, num_basis).to(center.dtype)
                 categorical = state_dict.get("_extra_state", {}).get("categorical", ())
-                default = anova_kernel(center.numel(), categorical=categorical).to(center.dtype)
+                outputs = self._outputs(center.numel())
+                num_dims = center.numel() - (outputs is not None)
+                default = anova_kernel(num_dims, categorical=categorical, dtype=center.dtype)
+                default = default if outputs is None else times_outputs(default, outputs.to(center.dtype))
                 if self.covar_module is None:
                     self.covar_module = default
                 own = {k.removeprefix("likelihood."): v for k, v in state_dict.items() if k.startswith("likelihood.")}
