@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> Report:
         f"T-KRR and RFF: lengthscale {theta.lengthscale:.3g} (mean standard deviation of the inputs), ridge 100 / N; "
         f"M = {NUM_BASIS}, 10 sweeps.",
         f"Additive models: marginal likelihood, {args.hilbert_steps} steps of Adam (0.1), {NUM_BASIS} functions per "
-        "input; RBF kernels, A-VFF: Matern 3/2. A-GPR is exact, on some of the training rows. SVGP: 512 inducing points, ARD RBF, batches of 1024, Adam (0.01), float32.",
+        "input; RBF kernels, A-VFF: Matern 3/2. A-GPR is exact, on some of the training rows. "
+        "SVGP: 512 inducing points, ARD RBF, batches of 1024, Adam (0.01), float32.",
         f"Another year and other airports than in the paper, whose numbers do not apply. Data: {data.source}.",
     ]
     return report
