@@ -3,6 +3,7 @@ r"""Cosines and sines at the nodes of Gauss-Hermite quadrature."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -10,8 +11,12 @@ import torch
 from scipy.special import roots_hermite
 from torch import Tensor
 
+from ..bases.domain import Domain
 from ..bases.waves import FrequencyBasis
 from ..features.stationary import SpectralFamily
+
+#: The outer nodes are far apart: of as many functions as sines, these frequencies are not resolved.
+HEADROOM = 1.25
 
 
 class GaussHermite(SpectralFamily):
@@ -43,6 +48,9 @@ class GaussHermite(SpectralFamily):
         nodes, weights = (part.to(half_width) for part in _positive_half(max(num_basis // 2, 1)))
         scale = 2 * math.sqrt(len(nodes)) / half_width
         return FrequencyBasis(center, half_width, scale * nodes, scale * weights / math.pi)
+
+    def as_accurate(self, domain: Domain, num_basis: Sequence[int], half_range: Tensor) -> tuple[Domain, list[int]]:
+        return domain, [2 * math.ceil(HEADROOM * num / 2) for num in num_basis]
 
 
 @lru_cache(maxsize=64)

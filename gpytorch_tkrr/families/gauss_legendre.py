@@ -3,12 +3,14 @@ r"""Cosines and sines at the nodes of Gauss-Legendre quadrature."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..bases.domain import Domain
 from ..bases.waves import FrequencyBasis
 from ..features.stationary import SpectralFamily
 
@@ -40,6 +42,10 @@ class GaussLegendre(SpectralFamily):
         nodes, weights = (part.to(half_width) for part in _half_interval(max(num_basis // 2, 1)))
         highest = 2 * len(nodes) / half_width
         return FrequencyBasis(center, half_width, highest * nodes, highest * weights / math.pi)
+
+    def as_accurate(self, domain: Domain, num_basis: Sequence[int], half_range: Tensor) -> tuple[Domain, list[int]]:
+        # The same highest frequency, and two nodes more to resolve it at the ends of the box.
+        return domain, [2 * math.ceil(math.pi * num / 4) + 4 for num in num_basis]
 
 
 @lru_cache(maxsize=64)

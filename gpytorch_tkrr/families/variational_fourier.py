@@ -11,16 +11,21 @@ and :math:`K_{uu}` is a diagonal matrix plus one of rank two (Matern 1/2: one) o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from gpytorch.kernels import MaternKernel
 from torch import Tensor
 
 from ..bases.covariance import Covariance
+from ..bases.domain import Domain
 from ..bases.waves import HarmonicBasis
 from ..features.expansion import BasisFamily, Box, Term
 from ..features.finite import of_column
 from ..features.tree import Node, is_a, unsupported
+
+#: By which factor the margin around the data, and then the number of functions, are larger than those of sines.
+MARGIN, MORE = 1.6, 1.2
 
 
 class VariationalFourier(BasisFamily):
@@ -51,6 +56,13 @@ class VariationalFourier(BasisFamily):
             )
         basis = HarmonicBasis(box.center[0], box.half_width[0], (box.num_basis[0] - 1) // 2)
         return VariationalFourierTerm(node.kernel, node.columns.index(box.columns[0]), basis)
+
+    def as_accurate(self, domain: Domain, num_basis: Sequence[int], half_range: Tensor) -> tuple[Domain, list[int]]:
+        # Where sines add an image, k(2 (L - S)), periodic functions lose the square of k(L - S).
+        center, half_width = domain.sides(len(num_basis))
+        wider = half_range + MARGIN * (half_width - half_range)
+        ratio = (MORE * wider / half_width).tolist()
+        return Domain(center, wider), [2 * math.ceil(num * r / 2) + 1 for num, r in zip(num_basis, ratio, strict=True)]
 
 
 class VariationalFourierTerm(Term):

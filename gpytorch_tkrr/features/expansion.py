@@ -20,7 +20,9 @@ from torch import Tensor
 
 from ..bases.basis import Basis
 from ..bases.covariance import Covariance, block_diagonal, kronecker
+from ..bases.domain import Domain
 from ..bases.index_set import IndexSet
+from ..errors import UnsupportedKernelError
 from .tree import ColumnByColumn, Density, FiniteBasis, Node, Side, Structure, unsupported
 
 
@@ -264,6 +266,20 @@ class BasisFamily(ABC):
                 "kernels with active_dims=(d,) each, or a ProductStructureKernel or AdditiveStructureKernel.",
             )
         return OneInput(box.columns[0], self.term(node, box))
+
+    def as_accurate(self, domain: Domain, num_basis: Sequence[int], half_range: Tensor) -> tuple[Domain, list[int]]:
+        """
+        The box and the numbers with which these functions are as accurate as sines are with given ones.
+
+        :param domain: The box of the sines.
+        :param num_basis: Their numbers.
+        :param half_range: Half the range of the inputs, `(D,)`.
+        :raises UnsupportedKernelError: Where no bound of the error is known.
+        """
+        raise UnsupportedKernelError(
+            f"No bound of the error is known for {self}. Give the box and the numbers by hand: "
+            f"HilbertKernel(kernel, domain, num_basis, basis={self})."
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

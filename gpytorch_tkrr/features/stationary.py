@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..bases.basis import SineBasis, SpectralBasis
+from ..bases.domain import Domain
 from ..bases.index_set import FullTensor
 from ..errors import UnsupportedKernelError
 from .expansion import BasisFamily, BasisProducts, Box, Expansion, Term
@@ -184,6 +185,9 @@ class Sines(SpectralFamily):
 
     def functions(self, center: Tensor, half_width: Tensor, num_basis: int) -> SineBasis:
         return SineBasis(center, half_width, num_basis)
+
+    def as_accurate(self, domain: Domain, num_basis: Sequence[int], half_range: Tensor) -> tuple[Domain, list[int]]:
+        return domain, list(num_basis)
 
 
 def as_family(basis: BasisFamily | None) -> BasisFamily:

@@ -133,6 +133,7 @@ class HilbertKernel(ReducedRankKernel):
         tol: float = 3e-3,
         *,
         bounds: Tensor | None = None,
+        basis: BasisFamily | None = None,
         active_dims: Sequence[int] | Tensor | None = None,
     ) -> HilbertKernel:
         r"""
@@ -152,6 +153,7 @@ class HilbertKernel(ReducedRankKernel):
         :param tol: The relative error.
         :param bounds: Lower and upper ends of inputs that are not in `x`, `(2, D)`: where the model is to be evaluated,
             or where new rows will come from.
+        :param basis: Which functions stationary kernels get; one whose error is known.
         :param active_dims: Input columns that the kernel sees; all by default.
 
         Example:
@@ -178,7 +180,8 @@ class HilbertKernel(ReducedRankKernel):
         require_categories(base_kernel, columns)
         tolerance = Tolerance(columns.amin(0), columns.amax(0), tol)
         domain, num_basis = tolerance.start(base_kernel)
-        kernel = cls(base_kernel, domain.to(columns.device), num_basis, active_dims=active_dims)
+        domain, num_basis = as_family(basis).as_accurate(domain, num_basis, tolerance.half_range)
+        kernel = cls(base_kernel, domain.to(columns.device), num_basis, basis=basis, active_dims=active_dims)
         kernel._tolerance = tolerance
         return kernel
 
@@ -342,8 +345,9 @@ class HilbertKernel(ReducedRankKernel):
                 expansion = self.expansion()
                 choice = self._tolerance.revise(self.base_kernel, expansion, expansion.covariance())
             if choice is not None:
-                self.domain = choice[0].to(self.domain.center.device)
-                self.num_basis = choice[1]
+                domain, num_basis = self.family.as_accurate(*choice, self._tolerance.half_range)
+                self.domain = domain.to(self.domain.center.device)
+                self.num_basis = num_basis
         sides = torch.stack([self.domain.center, self.domain.half_width])
         return self._num_basis, self.family, self.index_set, *sides.flatten().tolist()
 

@@ -83,6 +83,11 @@ class Tolerance:
         return self.lower + (self.upper - self.lower) * torch.cat([corners, inside]).double()
 
     @property
+    def half_range(self) -> Tensor:
+        """Half the range of the inputs, `(D,)`."""
+        return (self.upper - self.lower) / 2
+
+    @property
     def is_limited(self) -> bool:
         """Whether the bound takes more functions than are allowed."""
         return self.num_needed > MAX_CHOSEN_FUNCTIONS

@@ -350,3 +350,30 @@ def test_state_of_kernels():
     torch.testing.assert_close(again(grid()).to_dense(), kernel(grid()).to_dense())
     with pytest.raises(RuntimeError, match=r"basis=VariationalFourier\(\); this kernel has GaussLegendre\(\)"):
         HilbertKernel(matern(), BOX, 9, basis=tkrr.GaussLegendre()).load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["Gauss-Legendre", "Gauss-Hermite", "variational"])
+@pytest.mark.parametrize("make", [rbf, matern], ids=["RBF", "Matern"])
+def test_tolerances_hold_while_lengthscales_move(name, make):
+    if name == "variational" and make is rbf:
+        pytest.skip("Matern kernels only")
+    x = torch.cat([torch.rand(60, 1), torch.tensor([[0.0], [1.0]])]).double()
+    for tol in (1e-2, 1e-3):
+        base = ScaleKernel(make(lengthscale=0.7)).double()
+        kernel = HilbertKernel.from_tolerance(base, x, tol, basis=STATIONARY[name])
+        for lengthscale in (0.7, 0.05, 0.3, 3.0):
+            base.base_kernel.lengthscale = lengthscale
+            assert kernel.approximation_error(x) < tol
+        assert 2 <= kernel.num_revisions <= 3
+
+
+@pytest.mark.parametrize("name", ["Gauss-Legendre", "Gauss-Hermite"])
+def test_tolerance_for_two_inputs(name):
+    kernel = HilbertKernel.from_tolerance(matern(2.5, 0.6), grid(60, 2), 1e-2, basis=STATIONARY[name])
+    assert kernel.approximation_error(grid(60, 2)) < 1e-2
+
+
+@pytest.mark.parametrize("family", [tkrr.RandomFourier(), tkrr.Polynomial(2)], ids=["random", "map"])
+def test_tolerances_without_a_bound_are_refused(family):
+    with pytest.raises(tkrr.UnsupportedKernelError, match="No bound of the error is known"):
+        HilbertKernel.from_tolerance(rbf(), grid(), basis=family)
