@@ -101,6 +101,9 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         self._given_posterior = posterior
         self._added = tuple(added)
         self._counts_missing = counts_missing
+        if posterior is None and not self._added:
+            with torch.no_grad():  # training rows may ask for another basis: before other inputs are evaluated
+                evaluate()
 
     @property
     def lik_train_train_covar(self) -> LinearOperator:

@@ -429,10 +429,10 @@ class ALSFit:
             device = self.marginals[0].mean.device
             self._set(form.read([factor.detach().double().to(device) for factor in initial_factors]), True)
             return
-        is_als = self.model.is_fitted and isinstance(self.model.posterior, LaplacePosterior)
-        factors = self.model.factors if is_als else None
-        if factors is not None and [tuple(factor.shape) for factor in factors] == expected:
-            self._set(form.read(factors), True)
+        fitted = self.model.factors_to_start_from()
+        if fitted is not None and [tuple(factor.shape) for factor in self.model.factors] == expected:
+            parts = zip(fitted.weights.balanced(), self.covariances, fitted.covariances, strict=True)
+            self._set([w if new.equals(old) else new.rewhiten(w, old) for w, new, old in parts], True)
         else:
             self._set(self._components(screened, generator), False)
 

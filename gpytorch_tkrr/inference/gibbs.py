@@ -35,7 +35,6 @@ from ..errors import ConstraintWarning, ConvergenceWarning, InputError
 from ..features.represented import range_grids
 from ..features.separable import num_basis_needed
 from ..model.draws import DrawsPosterior
-from ..model.laplace import LaplacePosterior
 from ..model.likelihoods.base import Parameters
 from ..model.rollback import rollback_on_error
 from .diagnostics import effective_sample_size, split_rhat
@@ -251,9 +250,9 @@ class GibbsFit:
         self.start = self.hyperparameters.get(self.all_slots)
         self.share = training.scale ** (1 / self.num_dims)  # of the targets' scale in each factor
         self.als_factors: list[Tensor] = []  # raw, where the model was fitted by ALS: the start of all chains
-        if model.is_fitted and isinstance(model.posterior, LaplacePosterior):
-            modes = zip(model.factors, self.separable.modes, strict=True)
-            self.als_factors = [mode.covariance().unwhiten(w.mT / self.share) for w, mode in modes]
+        fitted = model.factors_to_start_from()
+        if fitted is not None:
+            self.als_factors = self._resized([factor.squeeze(0) / self.share for factor in fitted.factors])
         self.screening: Screening | None = None
 
     def choose_plan(self, num_warmup: int | None, num_draws: int | None, num_chains: int | None) -> Plan:

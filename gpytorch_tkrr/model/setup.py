@@ -31,7 +31,6 @@ class Setup:
     :param domain: The box; None to be chosen.
     :param warp: The input warp; None for none.
     :param num_basis: Numbers of sines.
-    :param max_num_basis: How many each mode may get where they are adapted; None for no limit.
     :param family: Which functions stationary kernels get; a map brings a kernel of its own.
     :param categorical: The columns that the default kernel takes as categories.
     :param outputs: The covariance of several outputs, where the last column is the number of the output.
@@ -41,7 +40,6 @@ class Setup:
     domain: Domain | None
     warp: InputWarp | None
     num_basis: int | tuple[int, ...]
-    max_num_basis: tuple[int, ...] | None
     family: BasisFamily
     categorical: tuple[int, ...] = ()
     outputs: IndexKernel | None = None
@@ -57,10 +55,9 @@ class Setup:
         :param adapts_num_basis: Whether columns with few values get few functions, with the default kernel.
         :param dtype: That of the default kernel.
         """
-        warp, num_basis, max_num_basis, kernel = self.warp, self.num_basis, self.max_num_basis, self.kernel
+        warp, num_basis, kernel = self.warp, self.num_basis, self.kernel
         if kernel is None and adapts_num_basis:
-            max_num_basis = tuple(max(count, 2) for count in summary.num_distinct())
-            num_basis = tuple(min(DEFAULT_NUM_BASIS, most) for most in max_num_basis)
+            num_basis = tuple(min(DEFAULT_NUM_BASIS, most) for most in most_functions(summary))
         domain = self.domain
         if kernel is None and isinstance(self.family, FeatureMap):
             domain = Domain.from_bounds(summary.lower, summary.upper, boundary_factor=1.2) if domain is None else domain
@@ -77,7 +74,7 @@ class Setup:
             warp = found if found.columns.numel() else None
         if domain is None:
             domain = choose_box(kernel, summary.lower, summary.upper, 0.01 / summary.num_dims)
-        return Setup(kernel, domain, warp, num_basis, max_num_basis, self.family, self.categorical, self.outputs)
+        return Setup(kernel, domain, warp, num_basis, self.family, self.categorical, self.outputs)
 
 
 def default_kernel(
@@ -108,15 +105,25 @@ def default_kernel(
     return kernel if outputs is None else times_outputs(kernel, outputs.to(kernel.raw_outputscale))
 
 
-def check_num_dims(given: int, known: int | None) -> None:
+def most_functions(summary: Summary) -> tuple[int, ...]:
     """
-    An error where data have another number of inputs than the model.
+    How many sines each mode may get, at most: as many as its column has values.
 
-    :param given: That of the data.
-    :param known: That of the model; None while it has none.
+    :param summary: The data.
     """
-    if known not in (None, given):
-        raise InputError(f"The data have {given} input dimensions; the model has {known}.")
+    return tuple(max(count, 2) for count in summary.num_distinct())
+
+
+def check_num_dims(given: int | None, known: int | None, what: str = "data have") -> None:
+    """
+    An error where data, or a box, have another number of inputs than the model.
+
+    :param given: Theirs; None for any.
+    :param known: That of the model; None while it has none.
+    :param what: Subject and verb of the message.
+    """
+    if None not in (given, known) and given != known:
+        raise InputError(f"The {what} {given} input dimensions; the model has {known}.")
 
 
 def check_inside(domain: Domain, lower: Tensor, upper: Tensor) -> None:

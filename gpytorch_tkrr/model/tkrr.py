@@ -41,7 +41,7 @@ from ..families.map_kernel import FeatureMap
 from ..features.categorical import require_levels
 from ..features.expansion import BasisFamily
 from ..features.represented import MAX_MISSING, ModeGrid, missing_of_modes, range_grids
-from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, separate
+from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, count_per_dimension, separate
 from ..features.stationary import Sines, as_family
 from .anova import anova_kernel, times_outputs
 from .draws import DrawsPosterior
@@ -53,7 +53,7 @@ from .log_noise import LogNoise
 from .posterior import Posterior, PosteriorCovariance
 from .prediction import Prediction
 from .rollback import rollback_on_error
-from .setup import Setup, announce_products, check_inside, check_num_dims, default_kernel
+from .setup import Setup, announce_products, check_inside, check_num_dims, default_kernel, most_functions
 from .warp import InputWarp
 
 #: R of :func:`~gpytorch_tkrr.fit_als` where none is given.
@@ -137,7 +137,8 @@ class TKRR(GP):
         self.num_basis = DEFAULT_NUM_BASIS if num_basis is None else as_num_basis(num_basis)
         self.family = as_family(basis)
         self.adapts_num_basis = num_basis is None and isinstance(self.family, Sines)
-        self.max_num_basis: tuple[int, ...] | None = None  # where it is adapted: no more than distinct values ask for
+        self.limits_num_basis = kernel is None and self.adapts_num_basis
+        self.max_num_basis: tuple[int, ...] | None = None  # where it is limited: by distinct values of the columns
         self.mean_module = ConstantMean() if mean_module is None else mean_module
         self.fits_mean = mean_module is None
         if kernel is not None and len(categorical):
@@ -158,6 +159,7 @@ class TKRR(GP):
         self.is_stale = False
         self._warned_out_of_domain = False
         self._posterior: Posterior | None = None
+        self._fitted_with: tuple[Domain, int | tuple[int, ...]] | None = None  # box and counts of the posterior
         self._loaded: dict[str, Any] | None = None  # of a posterior, until the box has been loaded too
         self._penalty: Penalty = FrobeniusPenalty()
         self.register_load_state_dict_post_hook(_restore_posterior)
@@ -203,6 +205,11 @@ class TKRR(GP):
         assert self.covar_module is not None and self.domain is not None
         return separate(self.covar_module, self.domain, self.num_basis, num_dims, self.family)
 
+    def separate_as_fitted(self) -> SeparableKernel:
+        """The same on the box and with the counts of the posterior, which :meth:`resize` may have left behind."""
+        assert self.covar_module is not None and self._fitted_with is not None
+        return separate(self.covar_module, *self._fitted_with, self.num_dims, self.family)
+
     def prepare(self, data: Any = None) -> None:
         """
         Choose what has not been given, from the data, once: kernel, input warp, box, numbers of functions. The default
@@ -227,6 +234,8 @@ class TKRR(GP):
             else:
                 check_inside(self.domain, summary.lower, summary.upper)
                 require_levels({d: summary.levels[d] is not None for d in self.separate_for(summary).categorical})
+            if self.limits_num_basis:
+                self.max_num_basis = most_functions(summary)
             if self.domain is not None and self.domain.num_dims is None:
                 self.domain = Domain(*self.domain.sides(summary.num_dims))
             self._prepare_observation(summary)
@@ -263,7 +272,6 @@ class TKRR(GP):
             self.domain,
             self.warp,
             self.num_basis,
-            self.max_num_basis,
             self.family,
             self.categorical,
             self._outputs(summary.num_dims),
@@ -272,7 +280,7 @@ class TKRR(GP):
             summary, adapts_warp=self.adapts_warp, adapts_num_basis=self.adapts_num_basis, dtype=dtype
         )
         self.warp, self.covar_module, self.domain = chosen.warp, chosen.kernel, chosen.domain
-        self.num_basis, self.max_num_basis = chosen.num_basis, chosen.max_num_basis
+        self.num_basis = chosen.num_basis
         assert self.domain is not None
         check_inside(self.domain, summary.lower, summary.upper)
         announce_products(self.separate())
@@ -291,9 +299,10 @@ class TKRR(GP):
         rank: int | None = None,
     ) -> None:
         """
-        Change the box, the numbers of functions or the rank. A posterior that the model holds is then stale.
+        Change the box, the numbers of functions or the rank. A posterior that the model holds is then stale: it keeps
+        its own functions until the next fit.
 
-        :param domain: The new box; None to keep the present one.
+        :param domain: The new box, which must hold the training inputs; None to keep the present one.
         :param num_basis: Numbers of sines, for all dimensions or for each; None to keep them.
         :param rank: R; None to keep it.
 
@@ -307,6 +316,14 @@ class TKRR(GP):
         counts = self.num_basis if num_basis is None else as_num_basis(num_basis)
         weights = self.weights if rank is None else self.weights.with_rank(rank)
         is_same = (counts, weights.rank) == (self.num_basis, self.rank) and domain is None
+        num_dims = self._known_num_dims()
+        if num_dims is not None:
+            count_per_dimension(counts, num_dims)
+        if domain is not None:
+            check_num_dims(domain.num_dims, num_dims, "box has")
+            if self.train_inputs is not None:
+                rows = as_inputs(self.train_inputs[0])
+                check_inside(domain, rows.amin(0), rows.amax(0))
         self.domain = self.domain if domain is None else domain
         self.num_basis, self.weights = counts, weights
         self.is_stale = self.is_stale or (self.is_fitted and not is_same)
@@ -479,6 +496,8 @@ class TKRR(GP):
         :param posterior: The posterior.
         :param penalty: The penalty it was fitted with, where there is one.
         """
+        assert self.domain is not None
+        self._fitted_with = copy.deepcopy(self.domain), self.num_basis
         self._hold(posterior)
         self._penalty = penalty if penalty is not None else self._penalty
         self.is_stale = False
@@ -498,6 +517,13 @@ class TKRR(GP):
         if not isinstance(posterior, LaplacePosterior):
             raise NotFittedError("The model holds draws, not one set of factors: see model.posterior.factors.")
         return posterior.format.shown(posterior.weights.balanced())
+
+    def factors_to_start_from(self) -> LaplacePosterior | None:
+        """The result of an earlier :func:`~gpytorch_tkrr.fit_als`, where box and rank are still those of the model."""
+        if self._fitted_with is None or not isinstance(self._posterior, LaplacePosterior) or self.domain is None:
+            return None
+        old, new = (torch.stack(domain.sides(self.num_dims)) for domain in (self._fitted_with[0], self.domain))
+        return self._posterior if self._posterior.rank == self.rank and torch.equal(old, new) else None
 
     def draws(self, x: Any) -> Tensor:
         """
@@ -676,7 +702,7 @@ class TKRR(GP):
             )
         training = self.training_data(data, as_processes(group), memory=memory)
         self.center(training)
-        separable = self.separate()
+        separable = self.separate_as_fitted()
         bases = [mode.basis for mode in separable.modes]
         design = Design(training, bases, memory=memory, weights=posterior.format)
         weights = posterior.weights.clone()
@@ -756,7 +782,7 @@ class TKRR(GP):
 
     def _missing_variance(self, x: Tensor) -> Tensor | None:
         """Prior variance that the basis does not represent at x, `(..., n)`, where that is more than a little."""
-        separable = self.separate()
+        separable = self.separate_as_fitted()
         missing = missing_of_modes(separable.modes, x)
         poor = torch.stack(missing.is_short).any(0)
         if not poor.any():
@@ -779,21 +805,24 @@ class TKRR(GP):
         if self.training_range is None:
             return None
         most = self.training_range.variance if self.is_flat_outside else math.inf
-        return self.training_range.unknown_variance(self.separate(), x, self._warped, most)
+        return self.training_range.unknown_variance(self.separate_as_fitted(), x, self._warped, most)
 
     # State
 
     def get_extra_state(self) -> dict[str, Any]:
         """The posterior, for `state_dict`."""
         state: dict[str, Any] = {"stale": self.is_stale, "num_basis": self.num_basis, "basis": repr(self.family)}
-        state["flat_outside"] = self.is_flat_outside
+        state["rank"], state["flat_outside"] = self.rank, self.is_flat_outside
         if self.training_range is not None:
             known = self.training_range
             state["range"] = (known.lower, known.upper, known.variance, known.levels)
         if self.categorical:
             state["categorical"] = self.categorical
         if self._posterior is not None:
+            assert self._fitted_with is not None
+            domain, num_basis = self._fitted_with
             state["posterior"] = self._posterior.state()
+            state["fitted_with"] = domain.center, domain.half_width, num_basis
             strength = getattr(self._penalty, "strength", None)
             state["penalty"] = (type(self._penalty).__name__, strength)
         return state
@@ -811,10 +840,11 @@ class TKRR(GP):
             )
         self.is_stale = state["stale"]
         self.num_basis = state["num_basis"]
+        self.weights = self.weights.with_rank(state.get("rank", self.rank))
         self.training_range = TrainingRange(*state["range"]) if "range" in state else None
         self.is_flat_outside = state.get("flat_outside", False)
         self.categorical = tuple(state.get("categorical", ()))
-        self._posterior, self._loaded = None, state.get("posterior")
+        self._posterior, self._fitted_with, self._loaded = None, None, state if "posterior" in state else None
         if self._loaded is not None:
             name, strength = state["penalty"]
             self._penalty = PENALTIES[name]() if strength is None else PENALTIES[name](strength)
@@ -859,20 +889,29 @@ class TKRR(GP):
             self.train_inputs = tuple(fn(x) for x in self.train_inputs)
             self.train_targets = fn(self.train_targets)
         if self._posterior is not None and self.domain is not None:
+            assert self._fitted_with is not None
+            domain, num_basis = self._fitted_with
+            self._fitted_with = domain.to(self.domain.center.device), num_basis
             self._hold(self._posterior.to(self.domain.center.device, self._bases()))
         return self
 
     def _bases(self) -> list[Basis]:
-        return [mode.basis for mode in self.separate().modes]
+        """Those of the posterior."""
+        return [mode.basis for mode in self.separate_as_fitted().modes]
 
 
 def _restore_posterior(model: TKRR, *ignore: Any) -> None:
     """Make the posterior of a state that has been loaded, with the functions of the box that came with it."""
     if model._loaded is not None:
-        state, model._loaded, bases = model._loaded, None, model._bases()
+        loaded, model._loaded = model._loaded, None
+        state, device = loaded["posterior"], next(model.parameters()).device
+        assert model.domain is not None
+        *sides, num_basis = loaded.get("fitted_with", (model.domain.center, model.domain.half_width, model.num_basis))
+        model._fitted_with = Domain(*sides).to(device), num_basis
+        bases = model._bases()
         posterior = POSTERIORS[state["kind"]].from_state(state, bases)
-        model._hold(posterior.to(next(model.parameters()).device, bases))
-        model.weights = posterior.format
+        model._hold(posterior.to(device, bases))
+        model.weights = posterior.format.with_rank(loaded.get("rank", posterior.rank))
 
 
 def _as_format(rank: int | None, weights: WeightFormat | None) -> WeightFormat:

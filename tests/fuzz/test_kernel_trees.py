@@ -172,7 +172,7 @@ def test_predictions_and_fantasies(problem, num_new):
             assert (prediction.variance - variance).abs().max() < 5 * size
 
 
-@settings(max_examples=10)
+@settings(max_examples=2 * settings.default.max_examples // 5)
 @given(problem=problems(), other=st.integers(5, 30))
 def test_changed_counts_and_structure_are_seen(problem, other):
     """After any change the kernel is that of a fresh one: nothing that it depends on is forgotten by a cache."""

@@ -12,7 +12,16 @@ import torch
 from gpytorch.kernels import LinearKernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 
-from gpytorch_tkrr import ApproximationWarning, Domain, HilbertGP, HilbertKernel, HyperbolicCross, InputError, SizeError
+from gpytorch_tkrr import (
+    ApproximationWarning,
+    Domain,
+    HilbertGP,
+    HilbertKernel,
+    HyperbolicCross,
+    InputError,
+    OutOfDomainWarning,
+    SizeError,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:The input matches the stored training data")
 
@@ -308,3 +317,21 @@ def test_a_gp_on_sums_reads_its_data_again():
     twin.covar_module.lengthscale = 0.01
     twin.eval()(test_x)
     assert twin.covar_module.num_basis == kernel.num_basis
+
+
+def test_rows_that_ask_for_another_basis_before_a_prediction():
+    """New training rows widen the basis; inputs that are predicted at must see the same one."""
+    x = torch.rand(20, 1, dtype=torch.float64)
+    y = torch.sin(6 * x[:, 0])
+    models = [GP(x, y, HilbertKernel.from_tolerance(RBFKernel(), x)).double().eval() for _ in range(2)]
+    test_x = torch.linspace(0, 9, 7, dtype=torch.float64).unsqueeze(-1)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", OutOfDomainWarning)
+        models[0](test_x)
+        for model in models:
+            model.set_train_data(8 * x, y)
+        exact = GP(8 * x, y, RBFKernel()).double().eval()(test_x)
+        for model in models:
+            prediction = model(test_x)
+            assert (prediction.mean - exact.mean).abs().max() < 0.01
+            assert (prediction.stddev - exact.stddev).abs().max() < 0.01

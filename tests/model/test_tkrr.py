@@ -183,9 +183,31 @@ def test_resize():
     model.resize(domain=tkrr.Domain(torch.full((2,), 0.5), 2.0), num_basis=[6, 7])
     tkrr.fit_als(model, max_sweeps=1, seed=0)
     assert not model.is_stale and [factor.shape for factor in model.factors] == [(6, 2), (7, 2)]
-    for bad in ({"rank": 0}, {"rank": 2.0}, {"num_basis": 0}):
+    for bad in ({"rank": 0}, {"rank": 2.0}, {"num_basis": 0}, {"num_basis": [3, 3, 3]}):
         with pytest.raises(tkrr.SizeError):
             model.resize(**bad)
+    with pytest.raises(tkrr.InputError, match="box has 3 input dimensions; the model has 2"):
+        model.resize(domain=tkrr.Domain([0.0] * 3, [3.0] * 3))
+    with pytest.raises(tkrr.DomainError, match="outside"):
+        model.resize(domain=tkrr.Domain([9.0, 9.0], [1.0, 1.0]))
+    assert not model.is_stale and model.domain.contains(model.train_inputs[0]).all()
+
+
+@pytest.mark.parametrize("change", [{"num_basis": 5}, {"rank": 2}, {"domain": tkrr.Domain([0.5, 0.5], [4.0, 4.0])}])
+def test_a_posterior_keeps_its_functions_until_the_next_fit(change):
+    """Other sizes change neither what it says, nor copies, states and other precisions of it."""
+    model, x, _ = fitted()
+    before = model.eval()(x)
+    model.resize(**change)
+    loaded = make_model()
+    loaded.load_state_dict(model.state_dict())
+    assert (loaded.rank, loaded.num_basis) == (model.rank, model.num_basis)
+    for each in (model, copy.deepcopy(model).float().double(), loaded):
+        after = each.eval()(x)
+        torch.testing.assert_close(after.mean, before.mean, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(after.variance, before.variance, rtol=1e-4, atol=1e-8)
+    tkrr.fit_gibbs(model, num_warmup=2, num_draws=4, seed=0)  # starts from ALS where that has functions in common
+    assert not model.is_stale and model.posterior.rank == model.rank
 
 
 def test_deepcopy_and_pickle():
