@@ -27,6 +27,7 @@ from torch import Tensor
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.comparison.baselines import GradientBoosting
+from gpytorch_tkrr.comparison.distribution import Distribution
 from gpytorch_tkrr.comparison.scores import regression_scores
 
 from . import datasets
@@ -81,10 +82,12 @@ def fit_ours(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, seed: int) ->
 
 
 def fit_boosting(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, seed: int) -> Predicted:
-    """Boosted trees, with the spread of residuals that were held out."""
+    """Boosted trees, of the mean and of quantiles."""
     model = GradientBoosting(seed=seed)
     model.fit(x, y)
-    return Predicted(*model.predict(test_x))
+    made = model.predict(test_x)
+    assert isinstance(made, Distribution)
+    return Predicted(made.mean, made.stddev, made.log_prob(test_y))
 
 
 def as_fit(model: Callable[..., Any]) -> Fit:

@@ -17,9 +17,10 @@ from torch import Tensor
 from ..data.progress import ProgressBar, progress_bar
 from ..data.task import Task
 from ..errors import NotApplicableError
+from .distribution import Distribution
 
-#: Means and standard deviations of the targets, or probabilities of class 1.
-Prediction = tuple[Tensor, Tensor] | Tensor
+#: Means and standard deviations of the targets, or their distribution, or probabilities of class 1.
+Prediction = tuple[Tensor, Tensor] | Distribution | Tensor
 
 #: Rows that are predicted at a time.
 BATCH = 1024
@@ -55,7 +56,8 @@ class Contender:
     def predict(self, x: Tensor) -> Prediction:
         """
         :param x: Inputs `(n, D)`.
-        :return: Means and standard deviations of new observations, or probabilities of class 1; `(n,)` each.
+        :return: Means and standard deviations of new observations, or probabilities of class 1; `(n,)` each. Or the
+            distribution of new observations, where that is not normal.
         """
         raise NotImplementedError
 

@@ -14,14 +14,17 @@ import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import AdditiveKernel, InducingPointKernel, Kernel, RBFKernel, RFFKernel, ScaleKernel
-from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood, StudentTLikelihood
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 from torch import Tensor
 
 from ..bases.domain import Domain
 from ..errors import NotApplicableError
 from ..hilbert.kernel import HilbertKernel
+from ..model.likelihoods.base import observe
+from ..model.prediction import Prediction as Predicted
 from .contender import BATCH, Contender, Prediction, Scaler, register_contender
+from .distribution import Rescaled
 
 #: Exact GPs are factorised by Cholesky up to this number of rows; above, GPyTorch's estimates would be random.
 MAX_CHOLESKY = 10_000
@@ -173,7 +176,7 @@ class SVGP(Contender):
         self.targets = Scaler(y) if self.task == "regression" else None
         x = self.inputs(x).float()
         y = (y if self.targets is None else self.targets(y)).float()
-        self.likelihood = GaussianLikelihood() if self.task == "regression" else BernoulliLikelihood()
+        self.likelihood = self.new_likelihood()
         self.model = VariationalModel(_some_rows(x, self.num_inducing, self.seed))
         objective = gpytorch.mlls.VariationalELBO(self.likelihood, self.model, num_data=len(y))
         optimizer = torch.optim.Adam([*self.model.parameters(), *self.likelihood.parameters()], lr=self.rate)
@@ -190,6 +193,10 @@ class SVGP(Contender):
         self.model.eval()
         self.likelihood.eval()
 
+    def new_likelihood(self) -> Likelihood:
+        """The likelihood before training."""
+        return GaussianLikelihood() if self.task == "regression" else BernoulliLikelihood()
+
     @torch.no_grad()
     def predict(self, x: Tensor) -> Prediction:
         parts = [self.likelihood(self.model(rows)) for rows in self.inputs(x).float().split(BATCH)]
@@ -202,6 +209,36 @@ class SVGP(Contender):
     @property
     def num_parameters(self) -> int:
         return sum(p.numel() for module in (self.model, self.likelihood) for p in module.parameters())
+
+
+@register_contender("svgp-student")
+@dataclass
+class StudentSVGP(SVGP):
+    """A sparse variational GP with Student noise."""
+
+    title: ClassVar[str] = "SVGP, Student"
+    note: ClassVar[str] = "as SVGP, with a StudentTLikelihood; scored by its whole predictive distribution."
+
+    def new_likelihood(self) -> Likelihood:
+        self._needs_regression()
+        return StudentTLikelihood()
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Prediction:
+        assert self.targets is not None
+        parts = [self.model(rows) for rows in self.inputs(x).float().split(BATCH)]
+        mean = torch.cat([part.mean for part in parts]).double().unsqueeze(0)  # (1, n)
+        variance = torch.cat([part.variance for part in parts]).double().unsqueeze(0)
+        rows = torch.arange(len(x), dtype=torch.float64).unsqueeze(-1)
+
+        def components(rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            index = rows[:, 0].long()
+            return mean[:, index], {"spread": variance[:, index]}
+
+        names = ("noise", "deg_free")
+        parameters = {name: getattr(self.likelihood, name).detach().double().reshape(1) for name in names}
+        made = Predicted(observe(self.likelihood), components, parameters, rows, {})
+        return Rescaled(made, self.targets.mean, self.targets.sd)
 
 
 @register_contender("sgpr")

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..data.task import Task
-from .scores import LEVELS, coverage, reliability
+from .distribution import level_coverage
+from .scores import LEVELS, reliability
 from .trial import Trial
 
 if TYPE_CHECKING:
@@ -113,13 +114,15 @@ def _draw_cost(axis: Axes, trials: Sequence[Trial], names: Sequence[str], score:
 def _draw_calibration(axis: Axes, trials: Sequence[Trial], names: Sequence[str], task: Task) -> None:
     axis.plot([0, 1], [0, 1], color="0.8", linewidth=1)
     for name in names:
-        done = [trial for trial in trials if trial.model == name and ("sd" in trial.prediction or task != "regression")]
+        done = [
+            trial for trial in trials if trial.model == name and ("level" in trial.prediction or task != "regression")
+        ]
         if not done:
             continue
         values = {key: torch.cat([trial.prediction[key] for trial in done]) for key in done[0].prediction}
         if task == "regression":
             nominal = list(LEVELS)
-            observed = [coverage(values["y"], values["mean"], values["sd"], level) for level in LEVELS]
+            observed = [level_coverage(values["level"], probability) for probability in LEVELS]
         else:
             predicted, frequency, count = reliability(values["y"], values["probability"])
             nominal, observed = predicted[count >= MIN_COUNT].tolist(), frequency[count >= MIN_COUNT].tolist()
@@ -137,9 +140,9 @@ def _draw_predictions(axis: Axes, trial: Trial) -> None:
     margin = 0.1 * (high - low)
     rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:NUM_POINTS]
     axis.plot([low, high], [low, high], color="0.6", linewidth=1)
-    if "sd" in trial.prediction:
-        half_width = 1.96 * trial.prediction["sd"][rows]
-        axis.vlines(y[rows], mean[rows] - half_width, mean[rows] + half_width, color="tab:blue", alpha=0.18)
+    if "level" in trial.prediction:
+        lower, upper = (trial.prediction[name][rows] for name in ("lower", "upper"))
+        axis.vlines(y[rows], lower, upper, color="tab:blue", alpha=0.18)
     axis.plot(y[rows], mean[rows], ".", color="navy", markersize=3.5)
     axis.set(xlim=(low - margin, high + margin), ylim=(low - 3 * margin, high + 3 * margin))
     _tidy(axis)

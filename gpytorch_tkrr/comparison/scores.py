@@ -13,6 +13,8 @@ import math
 import torch
 from torch import Tensor
 
+from .distribution import level_coverage
+
 #: Central intervals whose coverage makes up the calibration curve.
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
@@ -37,22 +39,23 @@ def regression_scores(y: Tensor, mean: Tensor, sd: Tensor | None) -> dict[str, f
     scores = {"rmse": float((y - mean).square().mean().sqrt())}
     if sd is not None:
         scores["nlpd"] = float(-torch.distributions.Normal(mean, sd).log_prob(y).mean())
-        scores["coverage"] = float(coverage(y, mean, sd, 0.95))
+        scores["coverage"] = level_coverage(normal_levels(y, mean, sd)["level"], 0.95)
         scores["crps"] = float(normal_crps(y, mean, sd).mean())
     return scores
 
 
-def coverage(y: Tensor, mean: Tensor, sd: Tensor, level: float) -> float:
+def normal_levels(y: Tensor, mean: Tensor, sd: Tensor) -> dict[str, Tensor]:
     """
-    The fraction of targets inside the central interval of a given probability.
+    Of each target the probability `level` of a smaller one, and the ends `lower` and `upper` of the central 95 %
+    interval, `(n,)` each.
 
     :param y: Targets `(n,)`.
     :param mean: Predictive means `(n,)`.
     :param sd: Predictive standard deviations `(n,)`.
-    :param level: Probability of the interval.
     """
-    half_width = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)) * sd
-    return float(((y - mean).abs() <= half_width).double().mean())
+    normal = torch.distributions.Normal(mean, sd)
+    half_width = (normal.icdf(torch.tensor(0.975, dtype=mean.dtype)) - mean).abs()
+    return {"level": normal.cdf(y), "lower": mean - half_width, "upper": mean + half_width}
 
 
 def normal_crps(y: Tensor, mean: Tensor, sd: Tensor) -> Tensor:

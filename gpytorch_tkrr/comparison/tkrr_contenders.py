@@ -51,7 +51,7 @@ class ALSContender(Contender):
         prediction = self.model.predict(x)
         if self.task == "classification":
             return 1 - prediction.cdf(torch.zeros_like(x[:, 0]))
-        return prediction.mean, prediction.stddev
+        return prediction
 
     @property
     def num_parameters(self) -> int:

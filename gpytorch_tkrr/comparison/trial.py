@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..data.task import Task
 from ..errors import InputError, NotApplicableError
+from .distribution import Distribution, distribution_scores
 from .process import Outcome, peak_resident_bytes
-from .scores import classification_scores, regression_scores
+from .scores import classification_scores, normal_levels, regression_scores
 
 Status = Literal["done", "not applicable", "failed", "out of time", "out of memory", "interrupted"]
 
@@ -51,7 +52,8 @@ class Trial:
     :param memory: Peak resident memory in bytes, beyond that of the process before `fit`; None if unknown.
     :param num_parameters: Trained numbers; None if unknown.
     :param warnings: What was warned of, each once.
-    :param prediction: Test targets `y`, and `mean` and `sd`, or `probability`.
+    :param prediction: Test targets `y`; `mean` and, where there is a distribution, `level`, `lower` and `upper` (see
+        :func:`~gpytorch_tkrr.comparison.distribution.distribution_scores`); or `probability`.
     """
 
     model: str
@@ -89,11 +91,18 @@ def run_trial(name: str, model: Any, task: Task, number: int, split: Split, num_
         answer = _predict(model, task, split.test_x)
         end = time.perf_counter()
     after = peak_resident_bytes()
-    prediction = {"y": split.test_y, **_checked(answer, task, len(split.test_y))}
-    if task == "regression":
-        scores = regression_scores(split.test_y, prediction["mean"], prediction.get("sd"))
+    if isinstance(answer, Distribution):
+        scores, prediction = distribution_scores(split.test_y, answer)
+        _require_finite(prediction["mean"], "mean")
     else:
-        scores = classification_scores(split.test_y, prediction["probability"])
+        prediction = _checked(answer, task, len(split.test_y))
+        if task == "regression":
+            scores = regression_scores(split.test_y, prediction["mean"], prediction.get("sd"))
+        else:
+            scores = classification_scores(split.test_y, prediction["probability"])
+        if "sd" in prediction:
+            prediction |= normal_levels(split.test_y, prediction["mean"], prediction.pop("sd"))
+    prediction["y"] = split.test_y
     return Trial(
         name,
         number,
@@ -138,6 +147,11 @@ def _predict(model: Any, task: Task, x: Tensor) -> Any:
     return model.predict(x)
 
 
+def _require_finite(values: Tensor, name: str) -> None:
+    if not torch.isfinite(values).all():
+        raise InputError(f"predict returned a {name} with NaN or infinite values.")
+
+
 def _checked(answer: Any, task: Task, num_rows: int) -> dict[str, Tensor]:
     """What a model has predicted, as float64 tensors; an error if it cannot be scored."""
     names = ["probability"] if task == "classification" else ["mean", "sd"]
@@ -149,8 +163,7 @@ def _checked(answer: Any, task: Task, num_rows: int) -> dict[str, Tensor]:
         values = torch.as_tensor(np.asarray(part.detach().cpu() if isinstance(part, Tensor) else part)).double()
         if values.numel() != num_rows:
             raise InputError(f"predict returned a {name} of shape {tuple(values.shape)}; expected ({num_rows},).")
-        if not torch.isfinite(values).all():
-            raise InputError(f"predict returned a {name} with NaN or infinite values.")
+        _require_finite(values, name)
         checked[name] = values.reshape(-1)
     if "sd" in checked and not (checked["sd"] > 0).all():
         raise InputError("predict returned an sd that is not positive.")

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood, StudentTLikelihood
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from ..data.source import as_tensor
 from ..errors import InputError, TKRRWarning
+from ..model.likelihoods.heteroskedastic import HeteroskedasticLikelihood
 from ..model.tkrr import TKRR
 from .gibbs import fit_gibbs
 
@@ -26,6 +28,7 @@ from .gibbs import fit_gibbs
 NOISES: dict[str, Callable[[], Likelihood]] = {
     "gaussian": GaussianLikelihood,
     "student": StudentTLikelihood,
+    "by-inputs": partial(HeteroskedasticLikelihood, student=True),  # its tails may turn out Gaussian
 }
 
 #: Rows that take part in the decision at most, and the share of them that is held out.
@@ -46,7 +49,7 @@ class NoiseChoice:
     """
     What :func:`choose_noise` found.
 
-    :param kind: The kind of noise: "gaussian", "student", ...
+    :param kind: The kind of noise: "gaussian", "student" or "by-inputs".
     :param scores: Mean log predictive density of the rows held out, by kind; empty where rows were too few.
     :param gains: How much better each kind is than the best one before it, with its standard error.
     :param num_held_out: How many rows were held out.

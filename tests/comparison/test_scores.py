@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from sklearn.metrics import log_loss
 
+from gpytorch_tkrr.comparison.distribution import level_coverage
 from gpytorch_tkrr.comparison.scores import (
     LEVELS,
     classification_scores,
-    coverage,
     normal_crps,
+    normal_levels,
     regression_scores,
     reliability,
 )
@@ -51,7 +52,8 @@ def test_a_mean_alone_has_an_error_only():
 def test_coverage_of_the_true_distribution():
     y = torch.randn(100_000, dtype=torch.float64)
     for level in LEVELS:
-        assert coverage(y, torch.zeros_like(y), torch.ones_like(y), level) == pytest.approx(level, abs=0.006)
+        found = normal_levels(y, torch.zeros_like(y), torch.ones_like(y))
+        assert level_coverage(found["level"], level) == pytest.approx(level, abs=0.006)
 
 
 def test_classification_scores():
