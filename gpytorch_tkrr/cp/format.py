@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from ..bases.basis import Basis
 from ..errors import SizeError
 
 #: Root-mean-square over the data of the functions of a factor's rows: mode, factor `(K, M)` -> `(K,)`.
@@ -211,6 +212,23 @@ class WeightFormat(ABC):
         :param heights: :math:`K_d`.
         """
 
+    @abstractmethod
+    def union(self, heights: Sequence[Sequence[int]]) -> list[int]:
+        """
+        The smallest numbers of rows that several sets of factors can be brought to by :meth:`resized`.
+
+        :param heights: :math:`K_d` of each set.
+        """
+
+    @abstractmethod
+    def resized(self, factors: Sequence[Tensor], heights: Sequence[int]) -> list[Tensor]:
+        """
+        Factors with other numbers of rows: what they lack is zero, what is too much is left out.
+
+        :param factors: D tensors `(..., K_d, M_d)`.
+        :param heights: The new :math:`K_d`.
+        """
+
     # Products of projections along the chain
 
     @abstractmethod
@@ -250,18 +268,22 @@ class WeightFormat(ABC):
         :return: `(K_d^2, ...)` each, in the order in which :meth:`advance` and :meth:`join` take them.
         """
 
-    def multiply(self, projections: Sequence[Tensor]) -> Tensor:
+    def functions(self, bases: Sequence[Basis], factors: Sequence[Tensor], x: Tensor) -> Tensor:
         """
-        The values of f.
+        The values of S functions.
 
-        :param projections: Of all modes, D tensors `(K_d, ...)`; may be overwritten where they need no gradient.
-        :return: `(...)`.
+        :param bases: The basis of each mode.
+        :param factors: Their raw factors, D tensors `(S, K_d, M_d)`.
+        :param x: Inputs `(n, D)`.
+        :return: `(S, n)`, differentiable in `x`.
         """
         left: Tensor | None = None
-        for projection in projections[:-1]:
+        for d, (basis, factor) in enumerate(zip(bases, factors, strict=True)):
+            rows = factor.transpose(0, 1)  # (K, S, M)
+            projection = basis.combine(x[:, d], rows.flatten(0, 1)).mT.unflatten(0, rows.shape[:2])  # (K, S, n)
             left = self.advance(left, projection)
-        last = projections[-1]
-        return (last if left is None else last * self.join(left, None)).sum(0)
+        assert left is not None
+        return left.sum(0)
 
     def products_but_one(self, projections: Sequence[Tensor]) -> list[Tensor]:
         """
@@ -312,7 +334,7 @@ class WeightFormat(ABC):
     @abstractmethod
     def from_components(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """
-        Factors of this format that are nearest to a sum of products, the start of a fit.
+        Factors of this format that are nearest to a sum of products, the start of a fit, of sizes that are balanced.
 
         :param factors: Whitened weights of the terms, D tensors `(num_components, M_d)`.
         :return: D tensors `(K_d, M_d)`.

@@ -232,6 +232,19 @@ class TensorTrain(WeightFormat):
     def rank_of(self, heights: Sequence[int]) -> int:
         return max(bond_sizes(heights))
 
+    def union(self, heights: Sequence[Sequence[int]]) -> list[int]:
+        bonds = [max(each) for each in zip(*map(bond_sizes, heights), strict=True)]
+        return [left * right for left, right in pairwise(bonds)]
+
+    def resized(self, factors: Sequence[Tensor], heights: Sequence[int]) -> list[Tensor]:
+        old, new = bond_sizes([factor.shape[-2] for factor in factors]), bond_sizes(heights)
+        found = []
+        for d, factor in enumerate(factors):
+            core = factor.unflatten(-2, (old[d], old[d + 1]))
+            core = torch.nn.functional.pad(core, (0, 0, 0, new[d + 1] - old[d + 1], 0, new[d] - old[d]))
+            found.append(core.flatten(-3, -2))
+        return found
+
     def advance(self, left: Tensor | None, projection: Tensor) -> Tensor:
         if left is None:
             return projection
@@ -299,7 +312,7 @@ class TensorTrain(WeightFormat):
             rank = bonds[d + 1]
             cores[d] = u[:, :rank].reshape(len(core), -1, rank).transpose(1, 2)
             cores[d + 1] = torch.einsum("ab,bcm->acm", sigma[:rank].unsqueeze(-1) * v[:rank], cores[d + 1])
-        return [core.flatten(0, 1) for core in cores]
+        return TrainWeights([core.flatten(0, 1) for core in cores]).balanced()
 
     def shapes(self, sizes: Sequence[int]) -> list[tuple[int, ...]]:
         bonds = bond_sizes(self.heights(sizes))

@@ -197,6 +197,13 @@ class CP(WeightFormat):
     def rank_of(self, heights: Sequence[int]) -> int:
         return heights[0]
 
+    def union(self, heights: Sequence[Sequence[int]]) -> list[int]:
+        return [max(each) for each in zip(*heights, strict=True)]
+
+    def resized(self, factors: Sequence[Tensor], heights: Sequence[int]) -> list[Tensor]:
+        pairs = zip(factors, heights, strict=True)
+        return [torch.nn.functional.pad(factor, (0, 0, 0, height - factor.shape[-2])) for factor, height in pairs]
+
     def advance(self, left: Tensor | None, projection: Tensor) -> Tensor:
         return projection if left is None else _times(projection, left)
 

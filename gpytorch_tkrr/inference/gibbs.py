@@ -40,8 +40,9 @@ from ..model.rollback import rollback_on_error
 from .diagnostics import effective_sample_size, split_rhat
 from .hyperparameters import Hyperparameters, require_representable
 from .plan import Plan, has_settled
+from .priors import GibbsState, WeightPrior
 from .results import GibbsResult
-from .sampler import FIRST_STEP, GibbsSampler, GibbsState
+from .sampler import FIRST_STEP, GibbsSampler
 from .second_function import JointSampler, SecondFit
 from .workers import num_parallel, run_forked
 
@@ -86,7 +87,7 @@ def fit_gibbs(
     checkpoint: Checkpoint | str | Path | None = None,
 ) -> GibbsResult:
     r"""
-    Draw the CP weights, the noise and all free hyperparameters from their posterior by Gibbs sampling.
+    Draw the weights, the noise and all free hyperparameters from their posterior by Gibbs sampling.
 
     One sweep visits every factor once and costs as much as half a sweep of :func:`~gpytorch_tkrr.fit_als`. A model that
     has been fitted by ALS is the start of all chains; otherwise they start from the main effects and pairwise
@@ -134,8 +135,6 @@ def fit_gibbs(
     ):
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}; got {value}.")
-    if model.weights.kind != "cp":
-        raise InputError(f"fit_gibbs draws CP weights; the model has {model.weights!r}. Use fit_als.")
     earlier = _draws_to_continue(model) if num_warmup == 0 else None
     with rollback_on_error(model):
         processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
@@ -234,7 +233,8 @@ class GibbsFit:
         self.separable = model.separate()
         if earlier is not None:
             _require_same_target(earlier, _target_identity(model, training.summary))
-        design = Design(training, [mode.basis for mode in self.separable.modes], memory=memory)
+        bases = [mode.basis for mode in self.separable.modes]
+        design = Design(training, bases, memory=memory, weights=model.weights)
         design.marginals()  # before the first update also where a chain is resumed: rows are kept from here on
         self.designs = [design]  # of each stage of the warm-up; the last has all rows
         self.num_dims = len(self.separable.modes)
@@ -268,7 +268,7 @@ class GibbsFit:
         if earlier is not None:
             num_chains, rank = len(earlier.resume["chains"]), earlier.resume.get("rank", model.rank)
         elif self.als_factors:
-            rank = len(self.als_factors[0])
+            rank = model.weights.rank_of([len(factor) for factor in self.als_factors])
         tables = self.designs[-1].tables
         self.plan = Plan.choose(
             self.training.summary.num_rows,
@@ -416,6 +416,7 @@ class GibbsFit:
         state = run.state
         resume = {
             "precisions": state.precisions,
+            "heights": [len(factor) for factor in state.factors],
             "steps": state.steps,
             "coordinates": self.hyperparameters.get(self.all_slots),
             "rng": run.rng.bit_generator.state,
@@ -495,6 +496,7 @@ class GibbsFit:
             self.grids,
             rng,
             rank=self.plan.rank,
+            weights=self.model.weights,
         )
 
     def _have_died(self, energies: Tensor, parameters: Parameters) -> bool:
@@ -506,12 +508,9 @@ class GibbsFit:
 
     def _drop_dead(self, run: _Run) -> None:
         """Drop components whose values at all rows together are far below the noise of one; keep at least one."""
-        state, energies = run.state, run.peak
         num_rows = run.sampler.design.data.summary.num_rows
-        alive = energies * num_rows > DEAD * self.augmentation.noise(state.parameters)
-        alive[energies.argmax()] = True
-        state.factors = [factor[alive] for factor in state.factors]
-        state.precisions, state.log_scales = state.precisions[alive], state.log_scales[:, alive]
+        alive = run.peak * num_rows > DEAD * self.augmentation.noise(run.state.parameters)
+        run.sampler.prior.keep(run.state, alive, run.peak)
 
     def _adapt_num_basis(self, state: GibbsState) -> None:
         """As many sines in each mode as its present lengthscale needs, and no more than it has distinct values."""
@@ -540,10 +539,16 @@ class GibbsFit:
         hyper.set(self.all_slots, resume["coordinates"])
         rng.bit_generator.state = resume["rng"]
         last = int((earlier.chains == number).nonzero()[-1])
-        alive = len(resume["precisions"])
-        factors = [factor[last, :alive] / self.share for factor in earlier.factors]
+        heights = resume.get("heights", [len(resume["precisions"])] * self.num_dims)  # earlier files: CP weights
+        factors = self.model.weights.resized([factor[last] / self.share for factor in earlier.factors], heights)
         parameters = self.augmentation.scaled({name: each[last] for name, each in earlier.parameters.items()})
-        return GibbsState(factors, parameters, resume["precisions"].clone(), resume["steps"].clone())
+        state = self._prior().start(factors, parameters, resume["steps"].clone())
+        state.precisions = resume["precisions"].clone()
+        return state
+
+    def _prior(self) -> WeightPrior:
+        form = self.model.weights.with_rank(self.plan.rank)
+        return WeightPrior.of_kind[form.kind].of(form, [mode.num_functions for mode in self.separable.modes])
 
     def _screen(self) -> Screening:
         """What the rows of the first stage show, found once for all chains."""
@@ -560,18 +565,17 @@ class GibbsFit:
 
     def _fresh_state(self, rng: np.random.Generator, start: Callable[..., list[Tensor]] | None) -> GibbsState:
         """All hyperparameters where the fit began, and components of a kind of start; None for those of ALS."""
-        hyper, rank = self.hyperparameters, self.plan.rank
+        hyper, form = self.hyperparameters, self.model.weights.with_rank(self.plan.rank)
         hyper.set(self.all_slots, self.start)
         covariances = [mode.covariance() for mode in self.separable.modes]
         if start is None:
             factors = self._resized(self.als_factors)
         else:
             generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
-            whitened = start(self.designs[-1], covariances, rank, generator)
-            factors = [v.unwhiten(w) for v, w in zip(covariances, whitened, strict=True)]
-        precisions = torch.full((rank,), rank ** (1 / self.num_dims), dtype=torch.float64, device=factors[0].device)
+            whitened = start(self.designs[-1], covariances, form.num_components(self.num_dims), generator)
+            factors = [v.unwhiten(w) for v, w in zip(covariances, form.from_components(whitened), strict=True)]
         steps = torch.full((len(hyper.slots),), FIRST_STEP, dtype=torch.float64)
-        return GibbsState(factors, self.augmentation.start(), precisions, steps)
+        return self._prior().start(factors, self.augmentation.start(), steps)
 
     def finish(self, chains: Sequence[_Chain]) -> GibbsResult:
         """Hand the draws to the model and judge them."""
@@ -589,7 +593,7 @@ class GibbsFit:
             "centers": hyper.centers, "chains": [chain.resume for chain in chains], "target": target, "rank": rank,
         }  # fmt: skip
         bases = [mode.basis for mode in self.separable.modes]
-        posterior = DrawsPosterior(bases, factors, parameters, named, numbers, resume)
+        posterior = DrawsPosterior(bases, factors, parameters, named, numbers, resume, self.model.weights)
         if self.earlier is not None:
             posterior = self.earlier.extended(posterior)
         self.model.set_posterior(posterior)
@@ -600,7 +604,7 @@ class GibbsFit:
         free = {name: posterior.parameters[name] for name in self.augmentation.free}
         self.model.observation.set_parameters(free)
         energies = torch.cat([chain.energies for chain in chains])  # (S, R), in units of the targets' variance
-        effective_rank = float((energies > 1e-3).sum(-1).double().mean())
+        effective_rank = self._prior().effective_rank(energies)
         rhat, ess = self._diagnose(posterior, len(chains))
         concern = self.augmentation.concern(posterior.parameters)
         if concern is not None:
@@ -634,11 +638,13 @@ class GibbsFit:
         rank = self.model.rank if not self.model.adapts_rank else max(chain.energies.shape[1] for chain in chains)
         rank = rank if self.earlier is None else self.earlier.rank
         self.model.resize(rank=rank)
-        pad = torch.nn.functional.pad
+        form, sizes = self.model.weights, [mode.num_functions for mode in self.separable.modes]
+        drawn = [chain.factors for chain in chains] + ([] if self.earlier is None else [self.earlier.factors])
+        heights = form.union([form.heights(sizes), *([each.shape[-2] for each in factors] for factors in drawn)])
+        width = max(chain.energies.shape[1] for chain in chains)
         for chain in chains:
-            missing = rank - chain.energies.shape[1]
-            chain.factors = [pad(factor, (0, 0, 0, missing)) for factor in self._resized(chain.factors)]
-            chain.energies = pad(chain.energies, (0, missing))
+            chain.factors = form.resized(self._resized(chain.factors), heights)
+            chain.energies = torch.nn.functional.pad(chain.energies, (0, width - chain.energies.shape[1]))
         return self.plan.rank
 
     def _diagnose(self, posterior: DrawsPosterior, num_chains: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -674,6 +680,7 @@ def _target_identity(model: TKRR, summary: Summary) -> dict[str, Any]:
         "the box": torch.stack(model.domain.sides(summary.num_dims)),
         "num_basis": [mode.num_functions for mode in model.separate().modes],
         "rank": model.rank,
+        "the format of the weights": model.weights.kind,
     }
     return {name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in identity.items()}
 

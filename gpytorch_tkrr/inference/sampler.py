@@ -1,6 +1,6 @@
-r"""Conjugate Gibbs sampling of the CP weights and all hyperparameters.
+r"""Conjugate Gibbs sampling of the weights and all hyperparameters.
 
-The model, for Gaussian noise, is
+The model, for Gaussian noise and CP weights, is
 
 .. math:: y = f(x) + \epsilon, \quad \epsilon \sim N(0, s^2), \qquad
     f(x) = \sum_{r=1}^R \prod_d \phi_d(x_d)^\top a_{dr}, \qquad
@@ -8,7 +8,8 @@ The model, for Gaussian noise, is
 
 with precisions :math:`\tau_r` that switch components off
 (:class:`~gpytorch_tkrr.inference.priors.SoftRankPrior`): at their mean the prior covariance of f is the kernel
-:math:`\sigma^2 \prod_d k_d`.
+:math:`\sigma^2 \prod_d k_d`. Other formats have other priors (:class:`~gpytorch_tkrr.inference.priors.WeightPrior`);
+all else is the same.
 
 Given all other factors, f is linear in one factor, so its conditional is Gaussian and, with the factor integrated out,
 the evidence of its hyperparameters is known in closed form. One visit of a mode
@@ -29,7 +30,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -39,22 +39,22 @@ from ..bases.covariance import Covariance
 from ..cp.conditional import DenseGram
 from ..cp.design import Design
 from ..cp.evidence import FactorData
+from ..cp.format import WeightFormat
 from ..cp.levels import LevelGram
+from ..cp.weights import CP
 from ..data.source import RowFunction
 from ..features.represented import MAX_MISSING, ModeGrid
 from ..features.separable import SeparableKernel
-from ..model.likelihoods.base import Augmentation, Parameters
+from ..model.likelihoods.base import Augmentation
+from . import train_prior  # noqa: F401  it registers its prior
 from .hyperparameters import Hyperparameters
-from .priors import SoftRankPrior
+from .priors import GibbsState, WeightPrior
 
 #: Logarithm of the width that proposals of hyperparameters start from.
 FIRST_STEP = math.log(0.3)
 
 #: How often, after each sweep, scale is moved between random pairs of modes.
 NUM_BALANCINGS = 2
-
-#: Width of the Gaussian proposal of such moves, relative to that of the target at its mode.
-PROPOSAL_WIDENING = 1.2
 
 #: Acceptance rate that the proposals are tuned to during warm-up.
 TARGET_ACCEPTANCE = 0.3
@@ -90,33 +90,6 @@ class FactorConditional:
         return self.covariance.unmix(whitened * self.root)
 
 
-@dataclass
-class GibbsState:
-    """
-    Everything that a chain carries from one update to the next, beside the kernel object's hyperparameters.
-
-    :param factors: Raw factors, D tensors `(R, M_d)`, for targets scaled to unit variance.
-    :param parameters: Those of the observation model, for the scaled targets.
-    :param precisions: :math:`\\tau`, `(R,)`.
-    :param steps: Logarithm of the proposal width of each hyperparameter.
-    :param log_scales: c, `(D, R)`; by default zero.
-    """
-
-    factors: list[Tensor]
-    parameters: Parameters
-    precisions: Tensor
-    steps: Tensor
-    log_scales: Tensor = field(default_factory=lambda: torch.empty(0))
-
-    def __post_init__(self):
-        if self.log_scales.numel() == 0:
-            self.log_scales = self.precisions.new_zeros(len(self.factors), len(self.precisions))
-
-    def scaled_factors(self) -> list[Tensor]:
-        """The factors with their scales, D tensors `(R, M_d)`."""
-        return [factor * c.exp().unsqueeze(-1) for factor, c in zip(self.factors, self.log_scales, strict=True)]
-
-
 class GibbsSampler:
     """
     One chain.
@@ -130,6 +103,7 @@ class GibbsSampler:
     :param rng: Source of random numbers.
     :param rank: R that the prior was set up for, also after dead components have been dropped.
     :param num_moves: Metropolis steps per visit of a mode.
+    :param weights: The format of the weights, by default :class:`CP`.
     """
 
     def __init__(
@@ -144,8 +118,11 @@ class GibbsSampler:
         *,
         rank: int,
         num_moves: int = 2,
+        weights: WeightFormat | None = None,
     ):
-        self.prior = SoftRankPrior(len(separable.modes), rank)
+        form = CP(rank) if weights is None else weights.with_rank(rank)
+        sizes = [mode.num_functions for mode in separable.modes]
+        self.prior = WeightPrior.of_kind[form.kind].of(form, sizes)
         self.design, self.separable, self.hyperparameters = design, separable, hyperparameters
         self.outputscale_unit, self.augmentation, self.rng, self.num_moves = (
             outputscale_unit,
@@ -158,7 +135,8 @@ class GibbsSampler:
         self.num_dims = len(separable.modes)
         self.covariances = [mode.covariance() for mode in separable.modes]
         self.prior_factor = 1.0  # the share of the output scale in the prior variance of each mode's weights
-        self.energies = torch.zeros(rank, dtype=torch.float64)  # mean square of each component over the data
+        self.energies = torch.empty(0, dtype=torch.float64)  # mean square of each component over the data
+        self.one = torch.ones(1, dtype=torch.float64, device=self.grids[0].device)  # factors carry all scales
         self.refresh()
 
     def _normal(self, *shape: int) -> Tensor:
@@ -188,15 +166,15 @@ class GibbsSampler:
         """
 
         def sum_rows(function: RowFunction, size: int) -> Tensor:
-            return self.design.sum_rows(state.factors, torch.ones_like(state.precisions), function, size)
+            return self.design.sum_rows(state.factors, self.one, function, size)
 
         state.parameters = self.augmentation.before_sweep(state.parameters, sum_rows, self.rng, progress)
         for turn, d in enumerate(modes):
             self.visit(state, d, adapt, move_scale=turn == 0)
         energies, counts = self._weight_energies(state)
-        self._draw_precisions(state, energies, counts)
+        self.prior.draw(state, energies, counts, self.rng)
         for _ in range(NUM_BALANCINGS):
-            self._balance(state, energies, counts)
+            self.prior.balance(state, energies, counts, self.rng)
 
     def visit(self, state: GibbsState, d: int, adapt: float = 0.0, *, move_scale: bool = True) -> None:
         """
@@ -208,7 +186,7 @@ class GibbsSampler:
         :param move_scale: Whether to move the output scale too, which all modes share.
         """
         factors, working = state.factors, self.augmentation.working(state.parameters, self.rng)
-        sums = self.design.sums(d, factors, torch.ones_like(state.precisions), working)
+        sums = self.design.sums(d, factors, self.one, working)
         gram = sums.structured_gram()
         data = FactorData.from_residuals(sums, gram, factors[d])
         rhs = data.rhs
@@ -221,7 +199,8 @@ class GibbsSampler:
         state.parameters = self.augmentation.after_visit(
             state.parameters, max(square, 0.0), float(sums.count), self.rng
         )
-        self.energies = gram.squares(factors[d]) / sums.count
+        found = self.energies * sums.count if self.energies.numel() else None
+        self.energies = self.prior.mean_squares(found, state, d, gram) / sums.count
 
     def _moved(
         self, state: GibbsState, d: int, gram: DenseGram | LevelGram, rhs: Tensor, adapt: float, move_scale: bool
@@ -230,7 +209,7 @@ class GibbsSampler:
         hyper, noise_variance = self.hyperparameters, self.augmentation.noise(state.parameters)
 
         def conditional() -> FactorConditional:
-            prior = state.precisions * (2 * state.log_scales[d]).exp() / self.prior_factor
+            prior = self.prior.rows(state, d) / self.prior_factor
             return FactorConditional(gram, rhs, self.covariances[d], prior, noise_variance)
 
         def log_target(index: list[int], at: FactorConditional) -> float:
@@ -276,59 +255,24 @@ class GibbsSampler:
         return True
 
     def _weight_energy(self, state: GibbsState, d: int) -> tuple[Tensor, int]:
-        """Squared whitened weights of each component of mode d, `(R,)`, and the number of weights."""
+        """Squared whitened weights of each row of factor d without its scales, `(K,)`, and the number of weights."""
         variances = self.covariances[d].variances * self.prior_factor
         alive = variances > 1e-250  # functions whose variance has underflowed carry no information
         energy = (self.covariances[d].demix(state.factors[d])[:, alive].square() / variances[alive]).sum(-1)
-        return energy * (2 * state.log_scales[d]).exp(), int(alive.sum())
+        return energy, int(alive.sum())
 
     def _log_weight_prior(self, state: GibbsState, d: int) -> float:
         """log N(A_d; 0, V_d / tau), up to a constant."""
         energy, _ = self._weight_energy(state, d)
         variances = (self.covariances[d].variances * self.prior_factor).clamp(min=1e-300)
         logdet = variances.log().sum() + self.covariances[d].logdet_mixing()
-        return -0.5 * float(energy @ state.precisions + len(state.precisions) * logdet)
+        return -0.5 * float(energy @ self.prior.rows(state, d) + len(energy) * logdet)
 
-    def _weight_energies(self, state: GibbsState) -> tuple[np.ndarray, np.ndarray]:
-        """:meth:`_weight_energy` of all modes, `(D, R)` and `(D,)`."""
-        energies, counts = zip(*(self._weight_energy(state, d) for d in range(self.num_dims)), strict=True)
-        return torch.stack(energies).cpu().numpy(), np.array(counts)
-
-    def _draw_precisions(self, state: GibbsState, energies: np.ndarray, counts: np.ndarray) -> None:
-        """The components' precisions, from their Gamma conditionals."""
-        rate = self.prior.rate + energies.sum(0) / 2
-        draws = self.rng.standard_gamma(self.prior.shape + counts.sum() / 2, len(rate)) / rate
-        state.precisions = torch.from_numpy(draws).to(state.precisions.device)
-
-    def _balance(self, state: GibbsState, energies: np.ndarray, counts: np.ndarray) -> None:
-        r"""
-        Move scale between random pairs of modes, component by component; `energies` are changed along.
-
-        With one factor multiplied by :math:`e^t` and the other divided by it, the density of t is
-
-        .. math:: \log p(t) = t (M_1 - M_2) - \tfrac12 \tau (e^{2t} E_1 + e^{-2t} E_2) + \text{const}.
-
-        It is log-concave with tails lighter than a Gaussian's: the Gaussian at its mode is a good proposal.
-        """
-        order, half = self.rng.permutation(self.num_dims), self.num_dims // 2
-        one, two = order[:half], order[half : 2 * half]
-        tau = state.precisions.cpu().numpy()
-        a, b = (tau * np.maximum(energies[index], 1e-300) for index in (one, two))  # (D / 2, R)
-        difference = (counts[one] - counts[two])[:, None].astype(float)
-        root = np.sqrt(difference**2 + 4 * a * b)
-        mode = 0.5 * np.log(np.where(difference > 0, (difference + root) / (2 * a), 2 * b / (root - difference)))
-        width = PROPOSAL_WIDENING / np.sqrt(2 * (np.exp(2 * mode) * a + np.exp(-2 * mode) * b))
-        proposal = mode + width * self.rng.standard_normal(a.shape)
-
-        def log_ratio(t: np.ndarray) -> np.ndarray:
-            """Target over proposal density."""
-            target = t * difference - 0.5 * (np.exp(2 * t) * a + np.exp(-2 * t) * b)
-            return target + 0.5 * ((t - mode) / width) ** 2
-
-        accepted = np.log(self.rng.random(a.shape)) < log_ratio(proposal) - log_ratio(np.zeros_like(proposal))
-        t = np.where(accepted, proposal, 0.0)
-        energies[one] *= np.exp(2 * t)
-        energies[two] *= np.exp(-2 * t)
-        move = torch.from_numpy(t).to(state.log_scales.device)
-        state.log_scales[one] += move
-        state.log_scales[two] -= move
+    def _weight_energies(self, state: GibbsState) -> tuple[list[np.ndarray], np.ndarray]:
+        """:meth:`_weight_energy` of all modes with their scales, D arrays `(K_d,)`, and `(D,)`."""
+        energies, counts = [], []
+        for d, scales in enumerate(state.log_scales):
+            energy, count = self._weight_energy(state, d)
+            energies.append((energy * (2 * scales).exp()).cpu().numpy())
+            counts.append(count)
+        return energies, np.array(counts)

@@ -196,7 +196,8 @@ class JointSampler(GibbsSampler):
         fit, design = self.fit, self.second_design
         is_free = fit.is_free(state.parameters)
         own = fit.state(state.parameters) if is_free else fit.first_state(design, self.rng)
-        f = RowValues([mode.basis for mode in self.separable.modes], list(state.factors))
+        bases, factors = [mode.basis for mode in self.separable.modes], [each.unsqueeze(0) for each in state.factors]
+        f = RowValues(lambda x: self.design.format.functions(bases, factors, x)[0])
         sampler = GibbsSampler(
             design,
             fit.second.separable,

@@ -103,13 +103,7 @@ class Posterior(ABC):
 
     def _functions(self, x: Tensor) -> Tensor:
         """`(n, D)` -> `(S, n)`."""
-        left: Tensor | None = None
-        for d, (basis, factor) in enumerate(zip(self.bases, self.factors, strict=True)):
-            rows = factor.transpose(0, 1)  # (K, S, M)
-            projection = basis.combine(x[:, d], rows.flatten(0, 1)).mT.unflatten(0, rows.shape[:2])  # (K, S, n)
-            left = self.format.advance(left, projection)
-        assert left is not None
-        return left.sum(0)
+        return self.format.functions(self.bases, self.factors, x)
 
     def mean(self, x: Tensor) -> Tensor:
         """

@@ -367,7 +367,8 @@ class LogNoiseFunction(SecondFunction):
         return g + parameters["noise"].log().unsqueeze(-1)
 
     def row_weight(self, parameters: Parameters) -> Callable[[Batch, int], Tensor]:
-        g = RowValues([mode.basis for mode in self.separable.modes], factors_of(parameters))
+        bases, factors = [mode.basis for mode in self.separable.modes], factors_of(parameters)
+        g = RowValues(lambda x: sum_products(bases, factors, x))
         return lambda batch, first_row: 1 / noise_factor(g(batch, first_row))
 
     def working(self, parameters: Parameters, f: RowValues, rng: np.random.Generator) -> Working:

@@ -1,12 +1,11 @@
-"""Values of a fixed sum of products at the rows of a fit, kept while there is room."""
+"""Values of a fixed function at the rows of a fit, kept while there is room."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from torch import Tensor
 
-from ...bases.basis import Basis, sum_products
 from ...data.source import Batch
 
 #: Rows whose values are kept: 256 MB. The others are computed in each pass.
@@ -17,12 +16,11 @@ class RowValues:
     """
     Values of one function at the rows of a fit. They depend on inputs alone; what is kept saves time, nothing else.
 
-    :param bases: The basis of each mode.
-    :param factors: Raw factors, D tensors `(R, M_d)`.
+    :param function: The function: inputs `(n, D)` -> values `(n,)`, float64.
     """
 
-    def __init__(self, bases: Sequence[Basis], factors: Sequence[Tensor]):
-        self.bases, self.factors = bases, factors
+    def __init__(self, function: Callable[[Tensor], Tensor]):
+        self.function = function
         self._kept: dict[int, Tensor] = {}
         self._num_kept = 0
 
@@ -35,7 +33,7 @@ class RowValues:
         kept = self._kept.get(first_row)
         if kept is not None and len(kept) == batch.num_rows:
             return kept
-        values = sum_products(self.bases, self.factors, batch.x)
+        values = self.function(batch.x)
         if kept is None and self._num_kept + batch.num_rows <= MAX_ROWS:
             self._kept[first_row] = values
             self._num_kept += batch.num_rows
