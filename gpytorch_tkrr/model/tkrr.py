@@ -523,7 +523,9 @@ class TKRR(GP):
         if self._fitted_with is None or not isinstance(self._posterior, LaplacePosterior) or self.domain is None:
             return None
         old, new = (torch.stack(domain.sides(self.num_dims)) for domain in (self._fitted_with[0], self.domain))
-        return self._posterior if self._posterior.rank == self.rank and torch.equal(old, new) else None
+        factors = self._posterior.factors
+        is_same = self.weights.heights([each.shape[-1] for each in factors]) == [each.shape[-2] for each in factors]
+        return self._posterior if is_same and torch.equal(old, new) else None
 
     def draws(self, x: Any) -> Tensor:
         """
