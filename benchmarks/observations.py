@@ -152,11 +152,11 @@ def flights(args: argparse.Namespace) -> Parts:
     return x[: args.rows], y[: args.rows], x[args.rows : end], y[args.rows : end]
 
 
-def _run_models(report: Report, args: argparse.Namespace, name: str, parts: Parts) -> None:
+def _run_models(report: Report, args: argparse.Namespace, name: str) -> None:
+    parts = flights(args) if name == "flights" else pool.load(args, name, args.fold)
     for model in args.models:
-        report.add(
-            data=name, N=len(parts[1]), D=parts[0].shape[1], model=model, **evaluate(MODELS[model], parts, args.seed)
-        )
+        row = evaluate(MODELS[model], parts, args.seed)
+        report.add(data=name, N=len(parts[1]), D=parts[0].shape[1], model=model, **row)
 
 
 def evaluate(fit: Fit, parts: Parts, seed: int) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def evaluate(fit: Fit, parts: Parts, seed: int) -> dict[str, Any]:
         seconds = time.process_time() - start
         median = made.sample(NUM_SAMPLES, seed=seed).median(0).values
     unit = float(y.std())
-    scores["nlpd"] += math.log(unit)
+    scores["nlpd"] -= math.log(unit)
     scores["mae"] = float((test_y - median).abs().mean())
     scores.update({name: scores[name] / unit for name in ("rmse", "crps", "mae")})
     order = ("nlpd", "rmse", "mae", "crps", "coverage")
