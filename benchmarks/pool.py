@@ -70,15 +70,20 @@ Fit = Callable[[Tensor, Tensor, Tensor, Tensor, int], Predicted]
 
 
 def fit_ours(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, seed: int) -> Predicted:
-    """T-KRR with nothing given, in the units of the data."""
-    model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood())
+    """
+    T-KRR with nothing given. Inputs have the units of the data, targets are standardised as for the others, since
+    GPyTorch's GaussianLikelihood allows no noise variance below 1e-4.
+    """
+    center, unit = y.mean(), y.std()
+    model = tkrr.TKRR(x, (y - center) / unit, gpytorch.likelihoods.GaussianLikelihood())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tkrr.ConvergenceWarning)
         warnings.simplefilter("ignore", tkrr.ExtrapolationWarning)
         result = tkrr.fit_gibbs(model, seed=seed)
         prediction = model.predict(test_x)
         with torch.no_grad():
-            return Predicted(prediction.mean, prediction.stddev, prediction.log_prob(test_y), result.message)
+            log_prob = prediction.log_prob((test_y - center) / unit) - unit.log()
+            return Predicted(center + unit * prediction.mean, unit * prediction.stddev, log_prob, result.message)
 
 
 def fit_boosting(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, seed: int) -> Predicted:

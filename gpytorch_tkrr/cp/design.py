@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -229,26 +230,53 @@ class Design:
         for rows in self._kept or ():
             rows.bonds = None
 
-    def thinned(self, num_rows: int, key: int) -> Design:
+    def thinned(self, num_rows: int, key: int, *, skip: int = 0) -> Design:
         """
         The design of about so many rows, chosen at random by one pass: the same ones for the same key, however rows are
         batched or shared between processes. They are kept, whatever `memory` is.
 
         :param num_rows: How many, of all processes together.
         :param key: A number that decides which ones, at most 63 bits.
+        :param skip: Others than the first so many of the same key.
         """
-        share = num_rows / self.data.summary.num_rows
+        low, high = (number / self.data.summary.num_rows for number in (skip, skip + num_rows))
         first_row, chosen = self.data.first_row, []
         for rows in self._rows():
             batch = rows.batch
-            index = (row_uniform(batch.num_rows, first_row, key, batch.x.device) < share).nonzero().squeeze(-1)
+            chance = row_uniform(batch.num_rows, first_row, key, batch.x.device)
+            index = ((chance >= low) & (chance < high)).nonzero().squeeze(-1)
             weight = None if batch.weight is None else batch.weight[index]
             chosen.append(Batch(batch.x[index], batch.y[index], weight))
             first_row += batch.num_rows
-        data = self.data.subset(chosen)
-        small = Design(data, [table.basis for table in self.tables], memory=self.memory, weights=self.format)
-        small._kept = [small._grouped(batch) for batch in chosen if batch.num_rows]
-        return small
+        return self._of_batches(self.data.subset(chosen), chosen)
+
+    def mapped(self, inputs: Callable[[Tensor], Tensor]) -> Design:
+        """
+        The design of the same rows with other inputs; all of them must have been kept.
+
+        :param inputs: A map of the inputs `(n, D)`.
+        """
+        assert self._kept is not None
+        return self._of_batches(self.data, [replace(rows.batch, x=inputs(rows.batch.x)) for rows in self._kept])
+
+    def _of_batches(self, data: TrainingData, batches: Sequence[Batch]) -> Design:
+        design = Design(data, [table.basis for table in self.tables], memory=self.memory, weights=self.format)
+        design._kept = [design._grouped(batch) for batch in batches if batch.num_rows]
+        return design
+
+    def log_densities(self, factors: Sequence[Tensor], noise: float) -> Tensor:
+        r"""
+        :math:`\log N(y_n; f(x_n), s^2 / w_n)` of each row of this process, `(n,)`, without its constant.
+
+        :param factors: Raw factors, D tensors `(R, M_d)`.
+        :param noise: :math:`s^2`.
+        """
+        scale, parts = factors[0].new_ones(()), [factors[0].new_empty(0)]
+        for rows in self._rows():
+            _, values = rows.products(0, factors, scale)
+            weight = torch.ones_like(values) if rows.batch.weight is None else rows.batch.weight
+            parts.append(-0.5 * (weight * (rows.batch.y - values).square() / noise + math.log(noise)))
+        return torch.cat(parts)
 
     def turn(self, bond: int, matrix: Tensor) -> None:
         """

@@ -46,6 +46,7 @@ class Summary:
     :param stride: The sample holds one row in so many.
     :param levels: For each column its distinct values, in order, where all of them are whole numbers and not too many;
         None for others.
+    :param ends: The smallest and the largest target.
 
     Example:
         >>> import torch, gpytorch_tkrr as tkrr
@@ -69,6 +70,7 @@ class Summary:
     fingerprint: Tensor
     stride: int = 1
     levels: tuple[Tensor | None, ...] = ()
+    ends: tuple[float, float] = (-math.inf, math.inf)
 
     def __post_init__(self):
         while self.sample.shape[0] > SAMPLE_ROWS:
@@ -110,6 +112,7 @@ class Summary:
             self.fingerprint + other.fingerprint,
             stride,
             tuple(map(_joined, self.levels, other.levels)),
+            (min(self.ends[0], other.ends[0]), max(self.ends[1], other.ends[1])),
         )
 
 
@@ -271,8 +274,9 @@ def _summary(batch: Batch) -> Summary:
     lower, upper = batch.x.amin(0), batch.x.amax(0)
     x, fingerprint = batch.x.clone(), _fingerprint(batch)
     levels = tuple(_levels(*column) for column in zip(batch.x.mT, lower, upper, strict=True))
+    ends = float(batch.y.min()), float(batch.y.max())
     return Summary(
-        batch.num_rows, x.shape[1], mean, variance, lower, upper, mass, x, weight, fingerprint, levels=levels
+        batch.num_rows, x.shape[1], mean, variance, lower, upper, mass, x, weight, fingerprint, levels=levels, ends=ends
     )
 
 

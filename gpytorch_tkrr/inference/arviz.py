@@ -144,14 +144,16 @@ def _as_array(value: Any) -> np.ndarray:
 
 def by_chain(values: Tensor, chains: Tensor) -> Tensor:
     """
-    Draws `(S, ...)` as `(chains, draws, ...)`; chains of different length are cut to the shortest.
+    Draws `(S, ...)` as `(chains, draws, ...)`. Where chains count differently, which is to say that more draws of some
+    are kept than of others, all draws stand in one chain.
 
     :param values: The draws.
     :param chains: Which chain each belongs to, `(S,)`.
     """
     parts = [values[chains == number] for number in chains.unique()]
-    length = min(len(part) for part in parts)
-    return torch.stack([part[:length] for part in parts])
+    if len({len(part) for part in parts}) > 1:
+        return values.unsqueeze(0)
+    return torch.stack(parts)
 
 
 def gathered(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -39,7 +39,8 @@ from ..model.likelihoods.base import Parameters
 from ..model.rollback import rollback_on_error
 from .diagnostics import effective_sample_size, split_rhat
 from .hyperparameters import Hyperparameters, require_representable
-from .plan import Plan, has_settled
+from .plan import NUM_SCORED, Plan, has_settled
+from .pooling import kept_draws, stacking_weights
 from .priors import GibbsState, WeightPrior
 from .results import GibbsResult
 from .sampler import FIRST_STEP, GibbsSampler
@@ -56,8 +57,9 @@ MAX_RHAT = 1.1
 #: quarter more, and at least and at most so many.
 TAIL, MIN_NUM_BASIS, MAX_NUM_BASIS = 1e-3, 4, 32
 
-#: Components whose squared values, summed over all rows, stay below so many noise variances are dropped during warm-up.
-DEAD = 0.01
+#: Components whose squared values, summed over all rows, stay below so many noise variances are dropped during warm-up:
+#: where the rank is given, and where it is found.
+DEAD, IDLE = 0.01, 1.0
 
 #: All components have died where none has a mean square above this fraction of the targets' variance, nor above what
 #: its weights would find in pure noise.
@@ -65,7 +67,7 @@ MIN_ENERGY = 0.01
 
 #: What a checkpoint holds of a chain that is being run, beside its state and its random numbers.
 RUN_STATE = (
-    "sweep", "ends", "log_noise", "last", "peak", "factors", "parameters", "hyperparameters", "energies",
+    "sweep", "ends", "log_noise", "scores", "last", "peak", "factors", "parameters", "hyperparameters", "energies",
 )  # fmt: skip
 
 #: Training rows whose function values are watched for convergence.
@@ -102,12 +104,15 @@ def fit_gibbs(
 
     :param model: The model; its posterior is replaced.
     :param data: See :func:`~gpytorch_tkrr.fit_als`; by default the training data of the model.
-    :param num_draws: Draws kept per chain, one per sweep. By default 30 or more, 120 of all chains together.
+    :param num_draws: Draws kept per chain, one per sweep. By default 30, or 40 where there are one or two
+        chains.
     :param num_warmup: Sweeps before them, during which proposals are tuned, components that do nothing are dropped, and
         rows are few at first where there are many. By default at most 50 to 80; fewer where the noise has stopped
         falling.
-    :param num_chains: Independent chains. By default 1 where sweeps are given; else 6 for up to 1 000 rows, 4 for up to
-        3 000, 2 for up to 8 000: where rows are few each chain explains them in its own way. They run at once in as
+    :param num_chains: Independent chains. By default 1 where sweeps are given; else up to 6 for up to 1 000 rows, up to
+        4 for 3 000, up to 2 for 8 000, fewer where inputs are many: where rows are few each chain explains them in its
+        own way. They are weighed by training rows that they have not seen at first, and draws are kept in proportion
+        (Gaussian noise; see :mod:`gpytorch_tkrr.inference.pooling`). They run at once in as
         many processes as torch has threads, one after the other where a `checkpoint` or a `group` is given. The draws
         do not depend on that.
     :param seed: Seed; the same seed gives the same draws.
@@ -190,6 +195,7 @@ class _Run:
     ends: list[int]  # the sweep before which each stage of the warm-up ends
     sweep: int = 0
     log_noise: list[float] = field(default_factory=list)  # after each sweep of the present stage
+    scores: list[Tensor] = field(default_factory=list)  # log densities of rows held out, each (n,)
     factors: list[list[Tensor]] = field(default_factory=list)  # S lists of D tensors (R, M_d)
     parameters: list[Parameters] = field(default_factory=list)
     hyperparameters: list[Tensor] = field(default_factory=list)
@@ -205,6 +211,7 @@ class _Chain:
     hyperparameters: Tensor  # (S, P)
     energies: Tensor  # (S, R)
     num_basis: int | tuple[int, ...]
+    scores: Tensor  # log densities of rows held out, (n,)
     resume: dict[str, Any]
 
 
@@ -221,6 +228,7 @@ class GibbsFit:
     """
 
     plan: Plan
+    held_out: Design | None = None  # rows by which chains are weighed
 
     def __init__(self, model: TKRR, training: TrainingData, earlier: DrawsPosterior | None, memory: int, entropy: Any):
         self.model, self.training, self.earlier, self.entropy = model, training, earlier, entropy
@@ -238,7 +246,6 @@ class GibbsFit:
         design.marginals()  # before the first update also where a chain is resumed: rows are kept from here on
         self.designs = [design]  # of each stage of the warm-up; the last has all rows
         self.num_dims = len(self.separable.modes)
-        self.start_counts = model.num_basis
         summary = training.summary
         centers = None if earlier is None else earlier.resume["centers"]
         with torch.enable_grad():
@@ -254,6 +261,9 @@ class GibbsFit:
         if fitted is not None:
             self.als_factors = self._resized([factor.squeeze(0) / self.share for factor in fitted.factors])
         self.screening: Screening | None = None
+        if earlier is None and not self.als_factors and model.adapts_num_basis:
+            self._resize(self._needed_num_basis())
+        self.start_counts = model.num_basis
 
     def choose_plan(self, num_warmup: int | None, num_draws: int | None, num_chains: int | None) -> Plan:
         """
@@ -274,14 +284,19 @@ class GibbsFit:
             self.training.summary.num_rows,
             sum(table.num_moments for table in tables),
             max(table.num_functions for table in tables),
+            self.num_dims,
             rank=rank,
             num_warmup=num_warmup,
             num_draws=num_draws,
             num_chains=num_chains,
+            can_score=self.augmentation.free == ("noise",) and self.second is None,
         )
         if self.plan.ends[-1] > 0:
             key = int(np.random.default_rng(self.entropy).integers(2**62))
-            self.designs = [*(self.designs[-1].thinned(num, key) for num in self.plan.rows[:-1]), self.designs[-1]]
+            all_rows, rows = self.designs[-1], self.plan.rows
+            self.designs = [*(all_rows.thinned(num, key) for num in rows[:-1]), all_rows]
+            if self.plan.num_held_out:
+                self.held_out = all_rows.thinned(self.plan.num_held_out, key, skip=rows[0])
         return self.plan
 
     def run(self, checkpoint: Checkpoint, saved: dict[str, Any] | None, progress: bool) -> list[_Chain]:
@@ -340,7 +355,7 @@ class GibbsFit:
         """Other numbers of functions; rows that have been kept stay."""
         self.model.resize(num_basis=num_basis)
         self.separable = self.model.separate()
-        for design in self.designs:
+        for design in (*self.designs, *([] if self.held_out is None else [self.held_out])):
             design.set_bases([mode.basis for mode in self.separable.modes])
         self.designs[-1].marginals()
 
@@ -370,8 +385,9 @@ class GibbsFit:
         """
         self._settle(run)
         first = run.ends[0]
-        if 0 < run.sweep == first // 2 or 0 < run.sweep in run.ends:
-            if run.sweep < first and self._have_died(run.last, run.state.parameters):
+        looks = (first // 4, first // 2, 3 * first // 4) if self.model.adapts_rank else (first // 2,)
+        if 0 < run.sweep in (*looks, *run.ends):
+            if run.sweep == first // 2 < first and self._have_died(run.last, run.state.parameters):
                 run.state = self._fresh_state(run.rng, near_constant)
             else:
                 self._drop_dead(run)
@@ -394,6 +410,9 @@ class GibbsFit:
         else:
             run.log_noise.append(math.log(max(self.augmentation.noise(state.parameters), 1e-300)))
         run.sweep += 1
+        if self.held_out is not None and first - NUM_SCORED <= run.sweep - 1 < first:
+            noise = self.augmentation.noise(state.parameters)
+            run.scores.append(self.held_out.log_densities(state.factors, noise))
 
     def _settle(self, run: _Run) -> None:
         """End the present stage of the warm-up early where the noise has stopped falling."""
@@ -404,7 +423,9 @@ class GibbsFit:
         is_free = not self.plan.is_fixed and "noise" in self.augmentation.free
         is_free = is_free and run.sweep >= self.augmentation.warmup_part * run.ends[-1]
         if is_free and run.sweep > begin + (end - begin) // 2 and run.sweep < end and has_settled(run.log_noise):
-            run.ends = run.ends[:stage] + [later - (end - run.sweep) for later in run.ends[stage:]]
+            left = NUM_SCORED if stage == 0 and self.held_out is not None else 0
+            early = max(end - run.sweep - left, 0)
+            run.ends = run.ends[:stage] + [later - early for later in run.ends[stage:]]
             run.log_noise = []
 
     def finish_chain(self, run: _Run) -> _Chain:
@@ -431,6 +452,7 @@ class GibbsFit:
             torch.stack(run.hyperparameters).to(state.precisions.device),
             torch.stack(run.energies),
             self.model.num_basis,
+            torch.logsumexp(torch.stack(run.scores), 0) if run.scores else state.precisions.new_empty(0),
             resume,
         )
 
@@ -509,10 +531,11 @@ class GibbsFit:
     def _drop_dead(self, run: _Run) -> None:
         """Drop components whose values at all rows together are far below the noise of one; keep at least one."""
         num_rows = run.sampler.design.data.summary.num_rows
-        alive = run.peak * num_rows > DEAD * self.augmentation.noise(run.state.parameters)
+        limit = IDLE if self.model.adapts_rank else DEAD
+        alive = run.peak * num_rows > limit * self.augmentation.noise(run.state.parameters)
         run.sampler.prior.keep(run.state, alive, run.peak)
 
-    def _adapt_num_basis(self, state: GibbsState) -> None:
+    def _needed_num_basis(self) -> list[int]:
         """As many sines in each mode as its present lengthscale needs, and no more than it has distinct values."""
         model = self.model
         assert model.covar_module is not None and model.domain is not None
@@ -520,7 +543,11 @@ class GibbsFit:
         most = [min(limit, MAX_NUM_BASIS) for limit in limits]
         needed = num_basis_needed(model.covar_module, model.domain, most, TAIL)
         wanted = [max(math.ceil(1.25 * num), MIN_NUM_BASIS) for num in needed]
-        self._resize([min(pair) for pair in zip(wanted, most, strict=True)])
+        return [min(pair) for pair in zip(wanted, most, strict=True)]
+
+    def _adapt_num_basis(self, state: GibbsState) -> None:
+        """Other numbers of sines, and factors that have them."""
+        self._resize(self._needed_num_basis())
         state.factors = self._resized(state.factors)
 
     def _resized(self, factors: Sequence[Tensor]) -> list[Tensor]:
@@ -587,13 +614,22 @@ class GibbsFit:
         )
         values = torch.cat([chain.hyperparameters for chain in chains])  # (S, P)
         numbers = torch.cat([torch.full_like(chain.energies[:, 0], i).long() for i, chain in enumerate(chains)])
+        weights = self._weigh(chains)
         named = {name: values[:, i] for i, name in enumerate(hyper.names)}
         target = _target_identity(self.model, self.training.summary)  # functions may have been adapted
         resume = {
-            "centers": hyper.centers, "chains": [chain.resume for chain in chains], "target": target, "rank": rank,
-        }  # fmt: skip
+            "centers": hyper.centers,
+            "chains": [chain.resume for chain in chains],
+            "target": target,
+            "rank": rank,
+            "weights": weights,
+        }
         bases = [mode.basis for mode in self.separable.modes]
+        num_draws = len(chains[0].energies)
+        kept = torch.cat([index + i * num_draws for i, index in enumerate(kept_draws(weights, num_draws))])
         posterior = DrawsPosterior(bases, factors, parameters, named, numbers, resume, self.model.weights)
+        rhat, ess = self._diagnose(posterior if self.earlier is None else self.earlier.extended(posterior), len(chains))
+        posterior = posterior.subset(kept)
         if self.earlier is not None:
             posterior = self.earlier.extended(posterior)
         self.model.set_posterior(posterior)
@@ -605,7 +641,6 @@ class GibbsFit:
         self.model.observation.set_parameters(free)
         energies = torch.cat([chain.energies for chain in chains])  # (S, R), in units of the targets' variance
         effective_rank = self._prior().effective_rank(energies)
-        rhat, ess = self._diagnose(posterior, len(chains))
         concern = self.augmentation.concern(posterior.parameters)
         if concern is not None:
             warnings.warn(concern, ConstraintWarning, stacklevel=4)
@@ -647,6 +682,14 @@ class GibbsFit:
             chain.energies = torch.nn.functional.pad(chain.energies, (0, width - chain.energies.shape[1]))
         return self.plan.rank
 
+    def _weigh(self, chains: Sequence[_Chain]) -> Tensor:
+        """Weights of the chains, `(C,)`: those of an earlier fit, or by the rows that they have not seen at first."""
+        if self.earlier is not None and "weights" in self.earlier.resume:
+            return self.earlier.resume["weights"]
+        own = torch.stack([chain.scores for chain in chains], -1).cpu()  # (n, C), rows of this process
+        scores = torch.cat(self.training.processes.gather(own))
+        return stacking_weights(scores) if len(scores) else torch.full((len(chains),), 1 / len(chains)).double()
+
     def _diagnose(self, posterior: DrawsPosterior, num_chains: int) -> tuple[dict[str, float], dict[str, float]]:
         sample = self.training.summary.sample
         rows = torch.linspace(0, len(sample) - 1, min(NUM_WATCHED, len(sample))).long()
@@ -656,8 +699,10 @@ class GibbsFit:
             quantities[self.second.prefix.rstrip(".")] = self.second.values(posterior.parameters, watched)
         quantities.update({name: posterior.parameters[name] for name in self.augmentation.watched})
         rhat, ess = {}, {}
+        shortest = int(posterior.chains.bincount(minlength=num_chains).min())
         for name, values in quantities.items():
-            array = np.stack([values[posterior.chains == number].cpu().numpy() for number in range(num_chains)])
+            parts = [values[posterior.chains == number][-shortest:] for number in range(num_chains)]
+            array = np.stack([part.cpu().numpy() for part in parts])
             rhat[name] = float(split_rhat(array).max())
             ess[name] = float(effective_sample_size(array).min())
         return rhat, ess

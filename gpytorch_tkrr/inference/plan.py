@@ -14,22 +14,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Components that a chain starts with where no rank is given, at least and at most.
-MIN_RANK, MAX_RANK = 32, 64
+MIN_RANK, MAX_RANK = 32, 48
 
 #: Multiplications that a sweep over all rows may take.
-SWEEP_COST = 5e10
+SWEEP_COST = 2.5e10
 
 #: Rows of the first stage; each later one has so many times more. All rows are taken where they are not twice as many.
 FEW_ROWS, GROWTH = 4000, 4
 
-#: Chains where there are at most so many rows.
-CHAINS = {1000: 6, 3000: 4, 8000: 2}
+#: Chains where there are at most so many rows, and inputs that all of them together may visit: a visit has a price that
+#: does not depend on the rows.
+CHAINS = {1000: (6, 100), 3000: (4, 40), 8000: (2, 40)}
 
-#: Sweeps of the warm-up: where one stage takes all rows, on few rows, and on each larger number.
-ONE_STAGE, FIRST_STAGE, LATER_STAGE = 50, 60, 10
+#: Sweeps of the warm-up: on the first rows, and on each larger number.
+FIRST_STAGE, LATER_STAGE = 50, 10
 
-#: Draws of all chains together, and of each at least.
-NUM_DRAWS, MIN_DRAWS = 120, 30
+#: The share of the rows that several chains leave out at first, to be weighed by them, and rows that are enough for it.
+HELD_OUT, MAX_HELD_OUT = 0.15, 1000
+
+#: Sweeps at the end of the first stage whose predictions are scored.
+NUM_SCORED = 10
+
+#: Draws of each chain where there are one or two, and where there are more.
+MANY_DRAWS, FEW_DRAWS = 40, 30
 
 #: A stage is over when the logarithm of the noise variance, averaged over so many sweeps, has fallen by less than this
 #: since the average before.
@@ -47,6 +54,7 @@ class Plan:
     :param ends: The sweep before which each stage ends, at the latest.
     :param num_draws: Draws of each chain.
     :param is_fixed: Whether the number of warm-up sweeps was given.
+    :param num_held_out: Rows that are not among those of the first stage, by which chains are weighed.
     """
 
     num_chains: int
@@ -55,6 +63,7 @@ class Plan:
     ends: tuple[int, ...]
     num_draws: int
     is_fixed: bool
+    num_held_out: int = 0
 
     @classmethod
     def choose(
@@ -62,11 +71,13 @@ class Plan:
         num_rows: int,
         num_moments: int,
         num_functions: int,
+        num_dims: int,
         *,
         rank: int | None,
         num_warmup: int | None,
         num_draws: int | None,
         num_chains: int | None,
+        can_score: bool = True,
     ) -> Plan:
         """
         What is None is chosen; what is given is taken as it is. There is one chain where only sweeps are given.
@@ -75,28 +86,34 @@ class Plan:
         :param num_moments: Moment functions of all modes together: a sweep multiplies N times as many numbers for each
             pair of components.
         :param num_functions: Functions of a mode: a factor that is chosen here has no more weights than there are rows.
+        :param num_dims: D.
         :param rank: R.
         :param num_warmup: Sweeps before the first draw.
         :param num_draws: Draws of each chain.
         :param num_chains: C.
+        :param can_score: Whether chains can be weighed by rows that are held out.
         """
         if num_chains is None and (num_warmup is not None or num_draws is not None):
             num_chains = 1
         if num_chains is None:
-            num_chains = next((number for limit, number in CHAINS.items() if num_rows <= limit), 1)
+            most, visits = next((sizes for limit, sizes in CHAINS.items() if num_rows <= limit), (1, 1))
+            num_chains = max(min(most, visits // num_dims), 1)
         if rank is None:
             affordable = math.isqrt(max(int(2 * SWEEP_COST / (num_rows * num_moments)), 1))
             rank = max(min(affordable, num_rows // num_functions, MAX_RANK), MIN_RANK)
-        rows = _stage_rows(num_rows)
+        rows, num_held_out = _stage_rows(num_rows), 0
+        if can_score and num_warmup is None and num_chains > 1:
+            num_held_out = min(int(HELD_OUT * num_rows), MAX_HELD_OUT)
+            rows = (num_rows - num_held_out, num_rows) if len(rows) == 1 else rows
         if num_warmup is None:
-            sweeps = [FIRST_STAGE] + [LATER_STAGE] * (len(rows) - 1) if len(rows) > 1 else [ONE_STAGE]
+            sweeps = [FIRST_STAGE] + [LATER_STAGE] * (len(rows) - 1)
         else:
             later = num_warmup // 10 if num_warmup else 0
             sweeps = [num_warmup - later * (len(rows) - 1)] + [later] * (len(rows) - 1)
         if num_draws is None:
-            num_draws = max(math.ceil(NUM_DRAWS / num_chains), MIN_DRAWS)
+            num_draws = MANY_DRAWS if num_chains <= 2 else FEW_DRAWS
         ends = tuple(sum(sweeps[: i + 1]) for i in range(len(sweeps)))
-        return cls(num_chains, rank, rows, ends, num_draws, num_warmup is not None)
+        return cls(num_chains, rank, rows, ends, num_draws, num_warmup is not None, num_held_out)
 
 
 def _stage_rows(num_rows: int) -> tuple[int, ...]:

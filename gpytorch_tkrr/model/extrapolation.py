@@ -9,7 +9,7 @@ would leave the variance
 
 at x. It is zero at the edge of the range and that of the prior far away. Predictions never have less. The default
 kernel is a product over many inputs whose variance varies by orders of magnitude over the box; there the variance of
-the targets stands for :math:`k(x, x)` where that is larger.
+the targets stands for :math:`k(x, x)` where that is larger, and f stays within three times the range of the targets.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class TrainingRange:
     :param upper: `(D,)`.
     :param variance: That of the targets.
     :param levels: The levels seen of each column that is a category.
+    :param ends: The smallest and the largest target; by default unknown.
 
     Example:
         >>> import torch
@@ -50,8 +51,15 @@ class TrainingRange:
                 [False,  True]])
     """
 
-    def __init__(self, lower: Tensor, upper: Tensor, variance: float = 1.0, levels: Mapping[int, Tensor] | None = None):
-        self.variance = variance
+    def __init__(
+        self,
+        lower: Tensor,
+        upper: Tensor,
+        variance: float = 1.0,
+        levels: Mapping[int, Tensor] | None = None,
+        ends: tuple[float, float] = (-math.inf, math.inf),
+    ):
+        self.variance, self.ends = variance, ends
         self.levels = {d: values.detach().double().cpu() for d, values in (levels or {}).items()}
         self.lower, self.upper = lower.detach().double().cpu(), upper.detach().double().cpu()
 
@@ -83,6 +91,19 @@ class TrainingRange:
             if categories
             else inside
         )
+
+    def bounded(self, f: Tensor, x: Tensor) -> Tensor:
+        """
+        Function values that outside the range go no further beyond the targets than these reach themselves.
+
+        :param f: Values `(..., n)`.
+        :param x: Inputs `(..., n, D)`.
+        """
+        width = self.ends[1] - self.ends[0]
+        outside = self.outside(x).any(-1)
+        if not math.isfinite(width) or not outside.any():
+            return f
+        return torch.where(outside, f.clamp(self.ends[0] - width, self.ends[1] + width), f)
 
     def warn(self, x: Tensor, action: str, weight: int = 1, stacklevel: int = 3) -> None:
         """

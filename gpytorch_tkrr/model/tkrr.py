@@ -262,7 +262,7 @@ class TKRR(GP):
         """What the model has seen of each column."""
         seen = {d: summary.levels[d] for d in self.separate_for(summary).categorical}
         levels = {d: values for d, values in seen.items() if values is not None}
-        return TrainingRange(summary.lower, summary.upper, summary.variance, levels)
+        return TrainingRange(summary.lower, summary.upper, summary.variance, levels, summary.ends)
 
     def _choose(self, summary: Summary) -> None:
         """Kernel, warp, box and counts from the data, where none were given; warnings about what does not fit."""
@@ -536,7 +536,7 @@ class TKRR(GP):
         """
         posterior, x = self._draws_posterior(), self.as_inputs(x)
         x = at_least_single(x.unsqueeze(-1) if x.dim() == 1 else x)
-        return self.mean_module(x) + posterior.functions(self.warped(x)).to(x.dtype)
+        return self._bounded(self.mean_module(x) + posterior.functions(self.warped(x)).to(x.dtype), x)
 
     @property
     def log_noise(self) -> LogNoise:
@@ -560,7 +560,8 @@ class TKRR(GP):
         over the draws, after :func:`~gpytorch_tkrr.fit_als` that of its Gaussian f. Variance of f that the basis does
         not represent is part of it. Rows outside the range of the training rows are announced, and flagged by
         `extrapolates`; f has at least the variance there that the prior has given f at the edge of the range. Where the
-        model has chosen kernel and box itself, f is held from a tenth of the range's width outside on.
+        model has chosen kernel and box itself, f is held from a tenth of the range's width outside on, and goes no
+        further beyond the targets than these reach themselves.
 
         :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension: a tensor, an array or a DataFrame.
         :param rows: What the likelihood needs to know of each row: with a FixedNoiseGaussianLikelihood `noise=`, one
@@ -589,20 +590,21 @@ class TKRR(GP):
         def components(x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             """Values of f at inputs `(n, D)`, and what is known of the rows there."""
             warped = self.warped(x)
-            means, variances = posterior.components(warped)
+            functions, variances = posterior.components(warped)
+            f = self._bounded(self.mean_module(x).double() + functions, x)
             missing = self._missing_variance(warped)
             if missing is not None:
                 variances = missing if variances is None else variances + missing
             unknown = self._unknown_variance(x)
             if unknown is not None:
-                spread = means.var(0, correction=0)
+                spread = f.var(0, correction=0)
                 spread = spread if variances is None else spread + variances
                 lacking = (unknown - spread).clamp(min=0)  # (n,), or (S, n)
                 variances = lacking if variances is None else variances + lacking
             rows = self.observation.function_rows(held(x), posterior.parameters)
             if variances is not None:
                 rows["spread"] = variances
-            return self._in_units(x, self.mean_module(x).double() + means, rows)
+            return self._in_units(x, f, rows)
 
         return Prediction(self.observation, components, posterior.parameters, x, known, self.extrapolates(x))
 
@@ -664,6 +666,12 @@ class TKRR(GP):
     def held(self) -> HeldInputs:
         """Inputs as functions of the likelihood see them, which are held outside the training range."""
         return HeldInputs(self.training_range, self.warp)
+
+    def _bounded(self, f: Tensor, x: Tensor) -> Tensor:
+        """Values of f, mean included, as :meth:`predict` gives them outside the training range."""
+        if not self.is_flat_outside or self.training_range is None or self.observation.has_link:
+            return f
+        return self.training_range.bounded(f, x)
 
     def _warped(self, x: Tensor) -> Tensor:
         """Inputs as the kernel sees them."""
@@ -752,7 +760,7 @@ class TKRR(GP):
             return self.forward(x)
         posterior = self._known_posterior()
         warped = self.warped(x)
-        mean = self.mean_module(x) + posterior.mean(warped).to(x.dtype)
+        mean = self._bounded(self.mean_module(x) + posterior.functions(warped).to(x.dtype), x).mean(0)
         covariance = PosteriorCovariance(warped.to(x.dtype), posterior=posterior)
         missing = self._missing_variance(warped)
         if missing is not None:
@@ -817,7 +825,7 @@ class TKRR(GP):
         state["rank"], state["flat_outside"] = self.rank, self.is_flat_outside
         if self.training_range is not None:
             known = self.training_range
-            state["range"] = (known.lower, known.upper, known.variance, known.levels)
+            state["range"] = (known.lower, known.upper, known.variance, known.levels, known.ends)
         if self.categorical:
             state["categorical"] = self.categorical
         if self._posterior is not None:

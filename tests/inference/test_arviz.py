@@ -230,9 +230,10 @@ def test_probit_observations_are_exact_in_the_tails():
         np.testing.assert_allclose(probit.log_density(y, f, parameters, {}), expected, atol=1e-15)
 
 
-def test_chains_are_told_apart_and_cut_to_the_shortest():
+def test_chains_are_told_apart_unless_they_count_differently():
     chains = torch.tensor([0, 0, 1, 1, 0, 1, 0])
-    assert by_chain(torch.arange(7), chains).tolist() == [[0, 1, 4], [2, 3, 5]]
+    assert by_chain(torch.arange(6), chains[:6]).tolist() == [[0, 1, 4], [2, 3, 5]]
+    assert by_chain(torch.arange(7), chains).tolist() == [[0, 1, 2, 3, 4, 5, 6]]
 
 
 def test_elements_of_one_parameter_are_gathered():

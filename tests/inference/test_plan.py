@@ -11,6 +11,7 @@ import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.source import TensorSource
 from gpytorch_tkrr.inference import gibbs, workers
 from gpytorch_tkrr.inference.plan import MAX_RANK, MIN_RANK, WINDOW, Plan, has_settled
+from gpytorch_tkrr.inference.pooling import PRIOR_ROWS, kept_draws, stacking_weights
 
 NOTHING = {"rank": None, "num_warmup": None, "num_draws": None, "num_chains": None}
 
@@ -24,21 +25,23 @@ def make_model(num_rows=60, rank=None, noise=0.05, **options):
 
 
 def test_chains_get_fewer_and_stages_more_with_the_rows():
-    plans = [Plan.choose(n, 100, 10, **NOTHING) for n in (100, 2_000, 7_000, 20_000, 10**7)]
+    plans = [Plan.choose(n, 100, 10, 5, **NOTHING) for n in (100, 2_000, 7_000, 20_000, 10**7)]
     assert [plan.num_chains for plan in plans] == [6, 4, 2, 1, 1]
-    assert [len(plan.rows) for plan in plans] == [1, 1, 1, 2, 7]
+    assert [len(plan.rows) for plan in plans] == [2, 2, 2, 2, 7]
+    assert [plan.num_held_out for plan in plans] == [15, 300, 1000, 0, 0]
     for plan, n in zip(plans, (100, 2_000, 7_000, 20_000, 10**7), strict=True):
         assert plan.rows[-1] == n and list(plan.rows) == sorted(set(plan.rows))
-        assert all(b >= 2 * a for a, b in zip(plan.rows, plan.rows[1:], strict=False))
-        assert MIN_RANK <= plan.rank <= MAX_RANK
+        assert plan.rows[0] + plan.num_held_out <= n and MIN_RANK <= plan.rank <= MAX_RANK
+    assert len(Plan.choose(100, 100, 10, 5, **NOTHING, can_score=False).rows) == 1
+    assert [Plan.choose(2_000, 100, 10, d, **NOTHING).num_chains for d in (5, 13, 20, 128)] == [4, 3, 2, 1]
     assert plans[0].rank == MIN_RANK and plans[-1].rank == MIN_RANK
 
 
 def test_what_is_given_is_taken():
-    plan = Plan.choose(50_000, 100, 10, rank=7, num_warmup=100, num_draws=13, num_chains=3)
+    plan = Plan.choose(50_000, 100, 10, 5, rank=7, num_warmup=100, num_draws=13, num_chains=3)
     assert (plan.rank, plan.num_chains, plan.num_draws, plan.ends[-1], plan.is_fixed) == (7, 3, 13, 100, True)
-    assert Plan.choose(50, 100, 10, **{**NOTHING, "num_draws": 9}).num_chains == 1
-    assert set(Plan.choose(50_000, 100, 10, **{**NOTHING, "num_warmup": 0}).ends) == {0}
+    assert Plan.choose(50, 100, 10, 5, **{**NOTHING, "num_draws": 9}).num_chains == 1
+    assert set(Plan.choose(50_000, 100, 10, 5, **{**NOTHING, "num_warmup": 0}).ends) == {0}
 
 
 def test_a_stage_is_over_when_the_noise_has_stopped_falling():
@@ -132,3 +135,50 @@ def test_few_rows_are_the_same_for_all_batches_and_a_resumed_fit_is_the_same(mon
     for other, is_exact in zip(factors[1:], (False, True, True), strict=True):
         for left, right in zip(factors[0], other, strict=True):
             assert torch.equal(left, right) if is_exact else np.allclose(left, right, rtol=1e-6, atol=1e-9)
+
+
+def test_weights_maximise_the_density_of_rows_held_out():
+    generator = torch.Generator().manual_seed(0)
+    log_densities = torch.randn(40, 3, generator=generator, dtype=torch.float64) + torch.tensor([0.0, 1.0, -2.0])
+
+    def objective(weights):
+        mixed = torch.logsumexp(log_densities + weights.log(), -1).sum()
+        return float(mixed + PRIOR_ROWS * weights.log().sum())
+
+    weights = stacking_weights(log_densities)
+    assert weights.sum() == pytest.approx(1.0)
+    for _ in range(200):
+        other = weights * (0.1 * torch.randn(3, generator=generator, dtype=torch.float64)).exp()
+        assert objective(other / other.sum()) <= objective(weights) + 1e-6
+
+
+def test_draws_are_kept_in_proportion_and_the_last_always():
+    kept = kept_draws(torch.tensor([0.6, 0.3, 0.1, 1e-9]), 30)
+    assert [len(index) for index in kept] == [30, 15, 5, 1]
+    assert all(int(index[-1]) == 29 and len(index.unique()) == len(index) for index in kept)
+
+
+def test_whoever_uses_draws_honours_the_weights(monkeypatch):
+    seen = []
+
+    def weights(log_densities):
+        seen.append(log_densities)
+        return torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+
+    monkeypatch.setattr(gibbs, "stacking_weights", weights)
+    monkeypatch.setattr("gpytorch_tkrr.inference.plan.CHAINS", {1000: (3, 100)})
+    monkeypatch.setattr("gpytorch_tkrr.inference.plan.FIRST_STAGE", 12)
+    model = make_model(200, rank=4)
+    result = tkrr.fit_gibbs(model, seed=0)
+    assert seen[0].shape[1] == 3 and 15 < len(seen[0]) < 45 and torch.isfinite(seen[0]).all()
+    assert result.posterior.chains.bincount().tolist() == [30, 15, 5]
+    x, y = model.train_inputs[0], model.train_targets
+    functions = result.posterior.functions(model.warped(x))
+    torch.testing.assert_close(model.eval()(x).mean, model.mean_module.constant + functions.mean(0))
+    densities = torch.distributions.Normal(model.draws(x), result.posterior.noise.sqrt()[:, None]).log_prob(y)
+    mixed = torch.logsumexp(densities, 0) - np.log(50)
+    torch.testing.assert_close(result.log_predictive_density(x, y), mixed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tkrr.ConvergenceWarning)
+        result = tkrr.fit_gibbs(model, seed=0, num_warmup=0, num_draws=10)  # goes on with the same weights
+    assert result.posterior.chains.bincount().tolist() == [40, 20, 7] and len(seen) == 1

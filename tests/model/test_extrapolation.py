@@ -111,3 +111,10 @@ def test_with_everything_chosen_by_the_model_nothing_runs_away():
     loaded.load_state_dict(model.state_dict())
     torch.testing.assert_close(loaded.eval()(far).mean, inner.mean)
     torch.testing.assert_close(loaded(far).variance, model.eval()(far).variance)
+    corner = 40 * torch.sign(x[:50])  # all columns at once
+    with pytest.warns(tkrr.ExtrapolationWarning):
+        prediction = model.predict(corner)
+    width = (1 + 1e-9) * (y.max() - y.min())
+    for mean in (prediction.mean, model(corner).mean, model.draws(corner)):
+        assert mean.min() >= y.min() - width and mean.max() <= y.max() + width
+    assert (prediction.stddev > 0.3 * y.std()).all()

@@ -1,0 +1,58 @@
+r"""Draws of several chains as one set: chains that predict better count more.
+
+Each chain of CP weights explains the training rows in its own way, and mixes little with the ways of others. So all
+chains warm up without some of the rows, the same ones, and the weights :math:`w` of the chains maximise the density of
+these rows under the mixture (stacking; Yao, Vehtari & Gelman 2022),
+
+.. math:: \sum_n \log \sum_c w_c\, p_c(y_n) + \lambda \sum_c \log w_c .
+
+Then all rows are taken in, and draws of a chain are kept in proportion to its weight. So every draw counts the same,
+and whoever uses draws need not know of weights.
+
+Reference: Yao, Vehtari & Gelman (2022), *Stacking for non-mixing Bayesian computations*.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+#: :math:`\lambda`: equal weights are worth as much as so many rows for each chain.
+PRIOR_ROWS = 1.0
+
+#: Steps of the expectation-maximisation algorithm.
+NUM_STEPS = 200
+
+
+def stacking_weights(log_densities: Tensor) -> Tensor:
+    """
+    Weights of the chains, `(C,)`; they sum to one.
+
+    :param log_densities: Log density of each row that was held out under each chain, `(n, C)`.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch_tkrr.inference.pooling import stacking_weights
+        >>> stacking_weights(torch.tensor([[-1.0, -9.0]]).repeat(50, 1)).round(decimals=2)
+        tensor([0.9800, 0.0200], dtype=torch.float64)
+    """
+    log_densities = log_densities.double()
+    num_rows, num_chains = log_densities.shape
+    weights = torch.full((num_chains,), 1 / num_chains, dtype=torch.float64, device=log_densities.device)
+    for _ in range(NUM_STEPS):
+        shares = torch.softmax(log_densities + weights.log(), -1)  # (n, C)
+        weights = (shares.sum(0) + PRIOR_ROWS) / (num_rows + num_chains * PRIOR_ROWS)
+    return weights
+
+
+def kept_draws(weights: Tensor, num_draws: int) -> list[Tensor]:
+    """
+    Which draws of each chain are kept: all of the chain with the largest weight, evenly spaced ones of the others. The
+    last one always is, so that a chain can be continued.
+
+    :param weights: Of the chains, `(C,)`.
+    :param num_draws: Draws of each chain.
+    :return: C tensors of numbers.
+    """
+    counts = (num_draws * weights / weights.max()).round().clamp(min=1).long().tolist()
+    return [torch.linspace(num_draws - 1, 0, count).round().long().flip(0) for count in counts]
