@@ -44,11 +44,11 @@ POOL_SETS = ("servo", "machine", "concreteslump")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--splits", type=int, default=5, help="splits of each data set; 0 leaves them out")
+    parser.add_argument("--splits", type=int, default=3, help="splits of each data set; 0 leaves them out")
     parser.add_argument("--sets", nargs="+", default=[*PAPER_SETS, *POOL_SETS], help="data sets, or generated worlds")
     parser.add_argument("--rank", type=int, default=10, help="R")
     parser.add_argument("--num-basis", type=int, default=20, help="functions per input")
-    parser.add_argument("--draws", type=int, default=100, help="draws, after as many warm-up sweeps")
+    parser.add_argument("--draws", type=int, default=50, help="draws, after as many warm-up sweeps")
     datasets.add_arguments(parser)
 
 
