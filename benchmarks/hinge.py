@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> Report:
             report.add(**row, seconds=seconds)
     report.notes.append(
         f"RBF kernel, inputs in [0, 1], lengthscale: the mean of their standard deviations, as in the paper. Of the "
-        f"ridges {list(RIDGES)} (C = 1 / (2 ridge)) that with the fewest errors on a fifth of the training rows. T-KRR: "
-        f"M and R {SIZES}, {args.sweeps} sweeps. seconds: one fit on all training rows."
+        f"ridges {list(RIDGES)} (C = 1 / (2 ridge)) that with the fewest errors on a fifth of the training rows. "
+        f"T-KRR: M and R {SIZES}, {args.sweeps} sweeps. seconds: one fit on all training rows."
     )
     return report
 
