@@ -18,7 +18,7 @@ from torch import Tensor
 from ..data.task import Task, check_data
 from ..data.whole_file import whole_file
 from ..errors import InputError
-from . import baselines, gp_contenders, tkrr_contenders  # noqa: F401  they register their models
+from . import additive, baselines, gp_contenders, kernel_machines, tkrr_contenders  # noqa: F401  they register their models
 from .contender import CONTENDERS
 from .process import Isolation, Outcome, call, machine_facts
 from .report import html_page, overview_figure, predictions_figure
@@ -350,7 +350,7 @@ def _named(
 ) -> dict[str, Model]:
     """Name -> object."""
     if models is None:
-        models = CONTENDERS.keys()
+        models = [name for name, maker in CONTENDERS.items() if getattr(maker, "is_default", True)]
     pairs = models.items() if isinstance(models, Mapping) else ((None, model) for model in models)
     named: dict[str, Model] = {}
     for name, model in pairs:

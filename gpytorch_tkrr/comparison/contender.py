@@ -44,6 +44,9 @@ class Contender:
     title: ClassVar[str]
     note: ClassVar[str] = ""
 
+    #: Whether it is run where no models are named.
+    is_default: ClassVar[bool] = True
+
     def fit(self, x: Tensor, y: Tensor) -> None:
         """
         Train the model.

@@ -294,12 +294,15 @@ class AdditiveHilbert(MarginalLikelihoodGP):
 
     def kernel(self, x: Tensor, likelihood: GaussianLikelihood) -> Kernel:
         num_dims = x.shape[1]
-        if num_dims * self.num_basis > MAX_FUNCTIONS:
-            raise NotApplicableError(f"{num_dims} inputs with {self.num_basis} functions each are too many for it.")
+        self._check_size(num_dims)
         parts = [ScaleKernel(RBFKernel(active_dims=[d])) for d in range(num_dims)]
         for part in parts:
             part.outputscale = 1 / num_dims
-        return HilbertKernel(AdditiveKernel(*parts), _wide_box(x), self.num_basis)
+        return HilbertKernel(AdditiveKernel(*parts), wide_box(x), self.num_basis)
+
+    def _check_size(self, num_dims: int) -> None:
+        if num_dims * self.num_basis > MAX_FUNCTIONS:
+            raise NotApplicableError(f"{num_dims} inputs with {self.num_basis} functions each are too many for it.")
 
     def _num_weights(self) -> int:
         return self.model.covar_module.expansion().num_functions
@@ -319,7 +322,7 @@ class FullHilbert(MarginalLikelihoodGP):
         num_dims = x.shape[1]
         if num_dims not in self.num_basis:
             raise NotApplicableError(f"the product basis takes at most {max(self.num_basis)} inputs; got {num_dims}.")
-        return HilbertKernel(ScaleKernel(RBFKernel(ard_num_dims=num_dims)), _wide_box(x), self.num_basis[num_dims])
+        return HilbertKernel(ScaleKernel(RBFKernel(ard_num_dims=num_dims)), wide_box(x), self.num_basis[num_dims])
 
     def _num_weights(self) -> int:
         return self.model.covar_module.expansion().num_functions
@@ -329,7 +332,11 @@ def _some_rows(x: Tensor, number: int, seed: int) -> Tensor:
     return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:number]].clone()
 
 
-def _wide_box(x: Tensor) -> Domain:
-    """A box twice as wide as the data, and not narrower than three standard deviations."""
+def wide_box(x: Tensor) -> Domain:
+    """
+    A box twice as wide as the data, and not narrower than three standard deviations.
+
+    :param x: Standardised inputs `(N, D)`.
+    """
     lower, upper = x.amin(0), x.amax(0)
     return Domain((lower + upper) / 2, torch.maximum(upper - lower, torch.full_like(upper, 3.0)))
