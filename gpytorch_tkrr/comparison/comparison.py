@@ -18,7 +18,13 @@ from torch import Tensor
 from ..data.task import Task, check_data
 from ..data.whole_file import whole_file
 from ..errors import InputError
-from . import additive, baselines, gp_contenders, kernel_machines, tkrr_contenders  # noqa: F401  they register their models
+from . import (  # noqa: F401  they register their models
+    additive,
+    baselines,
+    gp_contenders,
+    kernel_machines,
+    tkrr_contenders,
+)
 from .contender import CONTENDERS
 from .process import Isolation, Outcome, call, machine_facts
 from .report import html_page, overview_figure, predictions_figure
