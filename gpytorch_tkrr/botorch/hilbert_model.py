@@ -58,9 +58,11 @@ BOUNDED_OPTIMIZERS = fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
 #: With a hyperbolic cross the reduced-rank prior is the model; what it leaves out is made up for outside the box only.
 CROSS_IGNORED = 1 - 1e-6
 
-#: A fit is repeated, at most so many times, while the lengthscales ask for a box that differs by more than this ratio.
+#: A fit has at most so many rounds, while the lengthscales ask for a box that differs by more than this ratio; all but
+#: the last with so many steps of L-BFGS-B.
 MAX_ROUNDS = 3
 BOX_RATIO = 1.1
+FEW_STEPS = 15
 
 #: By how much lengthscales may change, in one direction at least, before there is a new box.
 MAX_GROWTH = 1.3
@@ -68,11 +70,11 @@ MAX_GROWTH = 1.3
 
 class HilbertGPModel(DropInGP):
     r"""
-    A :class:`~botorch.models.SingleTaskGP` whose kernel, from 501 observations on, is a
+    A :class:`~botorch.models.SingleTaskGP` whose kernel, with many observations, is a
     :class:`~gpytorch_tkrr.HilbertKernel`: the same arguments, transforms and priors, but a fit whose cost hardly
-    depends on the number of observations, and function draws that are exact. Up to 500 observations the exact process
-    is the faster one, and the model is a SingleTaskGP in all it does, unless you give `num_functions` or a
-    HilbertKernel.
+    depends on the number of observations, and function draws that are exact. Up to 500 observations, or as many as it
+    would have functions, the exact process is the faster one, and the model is a SingleTaskGP in all it does, unless
+    you give `num_functions` or a HilbertKernel.
 
     In one to three dimensions the box carries all products of the functions, in four to six a hyperbolic cross of them.
     The default kernel is BoTorch's: RBF with its dimension-scaled prior on the lengthscales, in units of the search
@@ -102,7 +104,7 @@ class HilbertGPModel(DropInGP):
         >>> from botorch.fit import fit_gpytorch_mll
         >>> from gpytorch.mlls import ExactMarginalLogLikelihood
         >>> from gpytorch_tkrr.botorch import HilbertGPModel
-        >>> train_X = torch.rand(600, 2, dtype=torch.float64)
+        >>> train_X = torch.rand(1200, 2, dtype=torch.float64)
         >>> train_Y = torch.sin(6 * train_X).sum(-1, keepdim=True)
         >>> model = HilbertGPModel(train_X, train_Y)
         >>> mll = fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
@@ -166,7 +168,7 @@ class HilbertGPModel(DropInGP):
 
     def set_train_data(self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True) -> None:
         """
-        Replace the training data; with more than 500 observations an exact model becomes a reduced-rank one.
+        Replace the training data; with many observations an exact model becomes a reduced-rank one.
 
         :param inputs: Inputs.
         :param targets: Transformed outcomes.
@@ -189,7 +191,9 @@ class HilbertGPModel(DropInGP):
         return result
 
     def _expand_if_many(self) -> None:
-        if not self._hilbert_kernels() and self.train_inputs[0].shape[-2] > NUM_ROWS:
+        x = self.train_inputs[0]
+        num_functions = _default_num_functions(x.shape[-1] - len(self._categories))
+        if not self._hilbert_kernels() and x.shape[-2] > max(NUM_ROWS, num_functions):
             self._expand_kernel()
 
     def _expand_kernel(self) -> None:
@@ -211,12 +215,15 @@ class HilbertGPModel(DropInGP):
         fit_pilot(x, self.train_targets, self.mean_module, kernel, self.likelihood, options)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ApproximationWarning)  # an optimiser may pass through what does not suit
-            for _ in range(MAX_ROUNDS):
+            for _ in range(MAX_ROUNDS - 1):  # a few steps tell which box the lengthscales ask for
                 mll.train()
                 self.update_box()
-                self._fit_within_box(mll, **kwargs)
+                self._fit_within_box(mll, **_with_few_steps(kwargs))
                 if not self._needs_other_box():
                     break
+            mll.train()
+            self.update_box()
+            self._fit_within_box(mll, **kwargs)
         self._check_box(x)
         return mll
 
@@ -326,6 +333,19 @@ class HilbertGPModel(DropInGP):
         return normal(self.mean_module(x), self.covar_module(x))
 
 
+def _default_num_functions(num_dims: int) -> int:
+    return NUM_FUNCTIONS.get(num_dims, CROSS_NUM_FUNCTIONS)
+
+
+def _with_few_steps(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a fit by BoTorch's own optimiser, for a first look; those of any other stay."""
+    if kwargs.get("optimizer") not in (None, fit_gpytorch_mll_scipy):
+        return kwargs
+    settings = dict(kwargs.get("optimizer_kwargs") or {})
+    settings["options"] = {"maxiter": FEW_STEPS, **(settings.get("options") or {})}
+    return {**kwargs, "optimizer_kwargs": settings}
+
+
 def _check_num_dims(num_dims: int) -> None:
     if num_dims > MAX_DIMS:
         raise SizeError(
@@ -341,7 +361,7 @@ def _expand(
     """The kernel on a box around a range of inputs; each level of a category has all products of functions."""
     num_dims = max(len(lower) - len(categories), 1)
     if num_functions is None:
-        num_functions = NUM_FUNCTIONS.get(num_dims, CROSS_NUM_FUNCTIONS)
+        num_functions = _default_num_functions(num_dims)
     levels = math.prod(int(upper[d] - lower[d]) + 2 for d in categories)
     num_basis, index_set = _choose_functions(num_dims, max(num_functions // levels, 2**num_dims))
     hilbert = HilbertKernel(kernel, _box_for(kernel, lower, upper), num_basis, index_set=index_set)

@@ -22,6 +22,7 @@ from botorch.acquisition import (
 from botorch.acquisition.analytic import LogExpectedImprovement
 from botorch.acquisition.cost_aware import InverseCostWeightedUtility
 from botorch.acquisition.fixed_feature import FixedFeatureAcquisitionFunction
+from botorch.acquisition.multi_objective import logei
 from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
 from botorch.acquisition.objective import GenericMCObjective
 from botorch.acquisition.utils import project_to_target_fidelity
@@ -110,7 +111,8 @@ def test_closed_loop_with_constraints_and_noise(form):
         x = torch.cat([x, candidate])
 
 
-def test_noisy_hypervolume_improvement(form):
+def test_noisy_hypervolume_improvement(form, monkeypatch):
+    monkeypatch.setattr(logei, "_load_attempted", True, raising=False)  # else BoTorch compiles C++ for a minute
     problem = BraninCurrin(negate=True).to(torch.float64)
     x = torch.rand(10, 2, dtype=torch.float64)
     y = problem(problem.bounds[0] + x * (problem.bounds[1] - problem.bounds[0]))
