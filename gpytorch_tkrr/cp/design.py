@@ -246,7 +246,7 @@ class Design:
             chance = row_uniform(batch.num_rows, first_row, key, batch.x.device)
             index = ((chance >= low) & (chance < high)).nonzero().squeeze(-1)
             weight = None if batch.weight is None else batch.weight[index]
-            chosen.append(Batch(batch.x[index], batch.y[index], weight))
+            chosen.append(Batch(batch.x[index], batch.y[index], weight, first_row + index))
             first_row += batch.num_rows
         return self._of_batches(self.data.subset(chosen), chosen)
 

@@ -26,6 +26,13 @@ from .training import Summary
 
 MAGIC = b"gpytorch_tkrr checkpoint 2\n"
 
+#: By so much two numbers may differ that come from sums over the same data in another order.
+ROUNDING = 1e-9
+
+#: Names of what is known of a fit: variances of the targets, and beginnings of those of means, which may be near zero.
+VARIANCES = ("data.variance", "variance of the data")
+MEANS = ("data.mean", "mean of the data", "the mean function", "model.mean_module")
+
 #: What a model itself holds, beside kernel, likelihood, mean, box and warp, that a fit depends on.
 MODEL_SETTINGS = ("rank", "adapts_rank", "num_basis", "adapts_num_basis", "max_num_basis", "fits_mean")
 
@@ -239,20 +246,27 @@ def move_tensors(value: Any, device: torch.device) -> Any:
 
 def difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> str | None:
     """
-    The first name whose values differ, numbers by more than the rounding of sums over data in another order.
+    The first name whose values differ, numbers by more than the rounding of sums over data in another order: relative
+    to the numbers themselves, since they have units, means of targets also to the targets' deviation.
 
     :param left: Names and values: numbers, strings, tensors.
     :param right: Others.
     """
-    return next((name for name in {**left, **right} if not _same(left.get(name), right.get(name))), None)
+    variances = [values.get(name) for values in (left, right) for name in VARIANCES]
+    spread = math.sqrt(max((value for value in variances if isinstance(value, float)), default=0.0))
+    for name in {**left, **right}:
+        slack = ROUNDING * spread if name.startswith(MEANS) else 0.0
+        if not _same(left.get(name), right.get(name), slack):
+            return name
+    return None
 
 
-def _same(left: Any, right: Any) -> bool:
+def _same(left: Any, right: Any, slack: float) -> bool:
     """Equal, numbers up to the rounding of sums over data in another order."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return left.shape == right.shape and torch.allclose(left.double(), right.double(), rtol=1e-9, atol=1e-12)
+        return left.shape == right.shape and torch.allclose(left.double(), right.double(), rtol=ROUNDING, atol=slack)
     if isinstance(left, float) and isinstance(right, float):
-        return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-12)
+        return math.isclose(left, right, rel_tol=ROUNDING, abs_tol=slack)
     return type(left) is type(right) and bool(left == right)
 
 

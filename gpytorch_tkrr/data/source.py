@@ -27,11 +27,14 @@ class Batch:
     :param x: Inputs `(n, D)`.
     :param y: Targets, the mean removed, `(n,)`.
     :param weight: Row weights `(n,)`, or None for ones.
+    :param numbers: Of some rows that were taken out of all: their numbers among these, `(n,)`. None for rows that
+        follow each other.
     """
 
     x: Tensor
     y: Tensor
     weight: Tensor | None = None
+    numbers: Tensor | None = None
 
     @property
     def num_rows(self) -> int:

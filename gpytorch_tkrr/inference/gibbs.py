@@ -28,6 +28,7 @@ from ..data.checkpoint import (
     require_same_fit,
     show,
 )
+from ..data.identity import Incomparable, module_identity
 from ..data.parallel import as_processes
 from ..data.progress import progress_bar
 from ..data.training import Summary, TrainingData
@@ -713,7 +714,10 @@ def _counts(num_basis: int | Sequence[int], num_dims: int) -> Sequence[int]:
 
 
 def _target_identity(model: TKRR, summary: Summary) -> dict[str, Any]:
-    """What draws belong to: rows, mean, box, sizes. Draws of another target must not be added to them."""
+    """
+    What draws belong to: rows, mean, box, sizes, and all of kernel and likelihood but the values of free parameters.
+    Draws of another target must not be added to them.
+    """
     assert model.domain is not None
     names = ("num_rows", "mass", "mean", "variance", "lower", "upper", "fingerprint")
     rows = {name: getattr(summary, name) for name in names}
@@ -726,8 +730,19 @@ def _target_identity(model: TKRR, summary: Summary) -> dict[str, Any]:
         "num_basis": [mode.num_functions for mode in model.separate().modes],
         "rank": model.rank,
         "the format of the weights": model.weights.kind,
+        **_rules(model.covar_module, "kernel"),
+        **_rules(model.likelihood, "likelihood"),
     }
     return {name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in identity.items()}
+
+
+def _rules(module: torch.nn.Module | None, name: str) -> dict[str, Any]:
+    """A module without the values of its free parameters; numbers as in single precision, which a model may be in."""
+    assert module is not None
+    known = module_identity(module, name)
+    kept = {key: value for key, value in known.items() if not known.get(f"{key}.requires_grad", False)}
+    floats = {k: v.float() for k, v in kept.items() if isinstance(v, Tensor) and v.is_floating_point()}
+    return {k: str(v) if isinstance(v, Incomparable) else v for k, v in {**kept, **floats}.items()}
 
 
 def _require_same_target(earlier: DrawsPosterior, identity: dict[str, Any]) -> None:
@@ -737,7 +752,7 @@ def _require_same_target(earlier: DrawsPosterior, identity: dict[str, Any]) -> N
     if name is not None:
         raise InputError(
             f"The model's draws cannot be continued (num_warmup=0): {name} was {show(saved.get(name))} and is now "
-            f"{show(identity[name])}. Draws of different data, means or sizes do not mix. Start anew, with "
+            f"{show(identity.get(name))}. Draws of different data, models or sizes do not mix. Start anew, with "
             "num_warmup > 0."
         )
 

@@ -371,6 +371,7 @@ class TKRR(GP):
 
     def _source(self) -> Any:
         assert self.train_inputs is not None and self.train_targets is not None
+        self.observation.check_rows(len(self.train_targets))
         weight = self.observation.row_weights(len(self.train_targets))
         return TensorSource(self.train_inputs[0], self.train_targets, weight)
 
@@ -395,7 +396,10 @@ class TKRR(GP):
         source = self._source() if data is None else as_source(data)
         parameter = next(self.parameters(), None)
         device = None if parameter is None else parameter.device
-        return TrainingData(source, targets=self.observation.encode, processes=processes, device=device, memory=memory)
+        observation = self.observation
+        training = TrainingData(source, targets=observation.encode, processes=processes, device=device, memory=memory)
+        observation.check_rows(training.summary.num_rows)
+        return training
 
     def center(self, training: TrainingData) -> None:
         """

@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 
 import gpytorch
 import pytest
 import torch
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.data.checkpoint import MAGIC, Checkpoint
+from gpytorch_tkrr.data.checkpoint import MAGIC, Checkpoint, difference
 from gpytorch_tkrr.inference import gibbs
 
 
@@ -317,6 +318,25 @@ def test_a_checkpoint_belongs_to_one_model(tmp_path, name):
     with pytest.raises(tkrr.CheckpointError, match="belongs to another fit"):
         tkrr.fit_als(other(), max_sweeps=2, **options)
     assert tkrr.fit_als(one(), max_sweeps=2, **options).objective[: len(first.objective) - 1] == first.objective[:-1]
+
+
+def test_small_numbers_are_told_apart(tmp_path):
+    """Data, noise and parameters have units: no number is small by itself."""
+    x, y = make_data()
+    for scale in (1.0, 3.0):
+        noise = torch.full_like(y, scale * 1e-30)
+        likelihood = gpytorch.likelihoods.GaussianLikelihood(
+            noise_constraint=gpytorch.constraints.GreaterThan(1e-40)
+        ).double()
+        likelihood.noise = noise[0]
+        model = tkrr.TKRR(x, 1e-14 * y, likelihood, rank=2, num_basis=4)
+        with nullcontext() if scale == 1.0 else pytest.raises(tkrr.CheckpointError, match="raw_noise"):
+            tkrr.fit_als(model, max_sweeps=1, seed=0, checkpoint=tmp_path / "run.pt")
+    left = {"data.mean": 1e-20, "data.variance": 1.0, "model.mean_module.raw_constant": torch.tensor(1e-18)}
+    right = {"data.mean": 3e-20, "data.variance": 1.0, "model.mean_module.raw_constant": torch.tensor(0.0)}
+    assert difference(left, right) is None  # the rounding of sums
+    left["data.variance"] = right["data.variance"] = 1e-24
+    assert difference(left, right) == "data.mean"
 
 
 def test_an_attribute_that_cannot_be_compared_is_refused(tmp_path):

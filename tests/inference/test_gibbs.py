@@ -9,8 +9,8 @@ import warnings
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood, StudentTLikelihood
 from gpytorch.priors import LogNormalPrior
 
 from gpytorch_tkrr import (
@@ -118,6 +118,34 @@ def test_draws_of_other_data_means_or_sizes_are_not_continued():
         fit_gibbs(model, data=(x, y), **more)
     fit_gibbs(model, num_draws=4, num_warmup=2, seed=0)
     assert model.posterior.num_draws == 4 and not model.is_stale
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (
+            lambda model: setattr(model.covar_module.base_kernel, "nu", 0.5),
+            "kernel.base_kernel.nu was 2.5 and is now 0.5",
+        ),
+        (lambda model: model.covar_module.base_kernel.requires_grad_(False), "raw_lengthscale.requires_grad"),
+        (lambda model: setattr(model, "likelihood", StudentTLikelihood().double()), "likelihood was"),
+        (
+            lambda model: model.covar_module.register_prior("outputscale_prior", LogNormalPrior(0, 1), "outputscale"),
+            "kernel.outputscale_prior",
+        ),
+    ],
+)
+def test_draws_of_another_model_are_not_continued(change, name):
+    x, y = _data(40)
+    model = _model(x[:, :1], y, kernel=ScaleKernel(MaternKernel(nu=2.5)).double())
+    fit_gibbs(model, num_draws=4, num_warmup=4, seed=0)
+    model.covar_module.outputscale = 3.0  # a free value is that of a draw, and says nothing about the model
+    fit_gibbs(model, num_draws=4, num_warmup=0, seed=0)
+    before = model.posterior
+    change(model)
+    with pytest.raises(InputError, match=name):
+        fit_gibbs(model, num_draws=4, num_warmup=0, seed=0)
+    assert model.posterior is before and before.num_draws % 8 == 0
 
 
 def test_draws_with_another_mean_are_not_continued():

@@ -128,6 +128,14 @@ class Observation(ABC):
         """
         return None
 
+    def check_rows(self, num_rows: int) -> None:
+        """
+        Refuse data of so many rows where the likelihood object knows something of another number of them.
+
+        :param num_rows: N, of all processes.
+        """
+        return None
+
     def start_noise(self, variance: float) -> None:
         """
         Bring a free noise near the scale of the targets where it is orders of magnitude away from it.

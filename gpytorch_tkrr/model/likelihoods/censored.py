@@ -151,13 +151,13 @@ class CensoredObservation(GaussianObservation):
     def has_limits(self) -> bool:
         return self.likelihood.low > -math.inf or self.likelihood.high < math.inf
 
-    def row_weights(self, num_rows: int) -> None:
+    def check_rows(self, num_rows: int) -> None:
         flags = self.likelihood.censoring
         if flags is not None and len(flags) != num_rows:
             raise InputError(
-                f"The likelihood has {len(flags)} flags (censoring=) for {num_rows} training rows. Give one for each."
+                f"The likelihood has {len(flags)} flags (censoring=) for {num_rows} training rows. Give one for each, "
+                "in the order of the data (of all processes)."
             )
-        return None
 
     def of_rows(self, index: Tensor) -> Likelihood:
         if self.likelihood.censoring is None:
@@ -208,7 +208,7 @@ class CensoredAugmentation(GaussianAugmentation):
         def completed(batch: Batch, f: Tensor, first_row: int) -> tuple[Tensor, None]:
             flags = self.likelihood.flags(
                 (batch.y + self.offset) * self.scale,
-                self._given(first_row, batch.num_rows),
+                self._given(batch, first_row),
                 ROUNDING * self.scale,
             )
             e = batch.y - f
@@ -218,13 +218,9 @@ class CensoredAugmentation(GaussianAugmentation):
 
         return completed
 
-    def _given(self, first_row: int, num_rows: int) -> Tensor | None:
+    def _given(self, batch: Batch, first_row: int) -> Tensor | None:
+        """Flags of the rows of a batch."""
         flags = self.likelihood.censoring
         if flags is None:
             return None
-        if first_row + num_rows > len(flags):
-            raise InputError(
-                f"The likelihood has {len(flags)} flags (censoring=), and there are at least {first_row + num_rows} "
-                "rows of data. Give it one for each row, in the order of the data (of all processes)."
-            )
-        return flags[first_row : first_row + num_rows]
+        return flags[first_row : first_row + batch.num_rows] if batch.numbers is None else flags[batch.numbers]

@@ -16,7 +16,7 @@ from .noise import NoiseModel, noise_module
 
 #: The lower bound of the noise that GPyTorch sets where the user sets none. It is worth a warning if it is more than
 #: this fraction of the variance of the targets and most draws lie this close to it.
-DEFAULT_BOUND, LARGE_FRACTION, NEAR = 1e-4, 1e-3, 1.05
+DEFAULT_BOUND, LARGE_FRACTION, NEAR = 1e-4, 1e-3, 1.2
 
 
 @register(GaussianLikelihood)

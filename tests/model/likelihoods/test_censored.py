@@ -18,6 +18,7 @@ from processes import run_processes
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.source import Batch
+from gpytorch_tkrr.inference import plan
 from gpytorch_tkrr.model.likelihoods.base import observe
 
 F = torch.tensor([[-1.0, 0.2, 2.0]], dtype=torch.float64)
@@ -162,7 +163,7 @@ def test_bad_input():
     flags = torch.zeros(5)
     with pytest.raises(tkrr.InputError, match=r"5 flags .* for 20 training rows"):
         tkrr.TKRR(x, y, tkrr.CensoredLikelihood(censoring=flags))
-    with pytest.raises(tkrr.InputError, match=r"5 flags .* at least 20 rows"):
+    with pytest.raises(tkrr.InputError, match=r"5 flags .* for 20 training rows"):
         fit((x, y), tkrr.CensoredLikelihood(censoring=flags))
     model = tkrr.TKRR(x, y, tkrr.CensoredLikelihood(high=101.0), mean_module=gpytorch.means.LinearMean(1).double())
     with pytest.raises(tkrr.InputError, match="ConstantMean"):
@@ -171,3 +172,29 @@ def test_bad_input():
         tkrr.fit_als(tkrr.TKRR(x, y, tkrr.CensoredLikelihood(high=101.0)))
     with pytest.raises(tkrr.InputError, match="one for each of 20 rows; got 3"):
         observe(tkrr.CensoredLikelihood()).rows(20, False, censoring=torch.zeros(3))
+
+
+def test_flags_follow_rows_that_are_taken_out(monkeypatch):
+    """The first stages of a warm-up see some of the rows: these keep their own flags."""
+    monkeypatch.setattr(plan, "FEW_ROWS", 50)
+    seen, original = [], tkrr.CensoredLikelihood.flags
+
+    def flags(self, y, given=None, slack=0.0):
+        seen.append(len(given))
+        assert torch.equal(given == 1, y < -2)  # recorded far below
+        return original(self, y, given, slack)
+
+    monkeypatch.setattr(tkrr.CensoredLikelihood, "flags", flags)
+    x = torch.rand(300, 1, dtype=torch.float64)
+    is_censored = torch.arange(300) % 4 == 0
+    y = torch.where(is_censored, x[:, 0] - 5, x[:, 0])
+    model = tkrr.TKRR(x, y, tkrr.CensoredLikelihood(censoring=is_censored.long()), rank=2, num_basis=4)
+    tkrr.fit_gibbs(model, num_warmup=8, num_draws=4, num_chains=1, seed=0)
+    assert min(seen) < 100 and max(seen) == 300
+
+
+def test_flags_of_other_rows_are_refused():
+    x, y, _ = limited(40)
+    model = tkrr.TKRR(x, y, tkrr.CensoredLikelihood(censoring=torch.zeros(40)), rank=2, num_basis=4)
+    with pytest.raises(tkrr.InputError, match=r"40 flags .* for 20 training rows"):
+        tkrr.fit_gibbs(model, data=(x[20:], y[20:]), num_warmup=2, num_draws=4, seed=0)
