@@ -4,6 +4,9 @@ A fifth of (at most :data:`MAX_ROWS`) training rows is held out, the rest is fit
 noise, and the mean log predictive density of the rows held out decides. The kinds are ordered from the simplest on. A
 later one is chosen only where its gain over the best before it is larger than the standard error of that gain, row
 by row: where the rows cannot tell, the noise is Gaussian.
+
+A density can also be bought by giving up the mean: where many targets are equal, heavy tails take structure for
+outliers. So a later kind is not chosen either where its squared error is much larger.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -34,6 +37,9 @@ NOISES: dict[str, Callable[[], Likelihood]] = {
 #: Rows that take part in the decision at most, and the share of them that is held out.
 MAX_ROWS, HELD_OUT = 5000, 0.2
 
+#: A kind is not chosen where the root-mean-square error of the rows held out is larger by this factor.
+MAX_ERROR = 1.2
+
 #: Fewer rows than this held out decide nothing.
 MIN_HELD_OUT = 10
 
@@ -54,6 +60,7 @@ class NoiseChoice:
     :param gains: How much better each kind is than the best one before it, with its standard error.
     :param num_held_out: How many rows were held out.
     :param hint: What else the targets suggest; empty for nothing.
+    :param errors: Root-mean-square error of the rows held out, by kind.
 
     Example:
         >>> import gpytorch_tkrr as tkrr
@@ -69,6 +76,7 @@ class NoiseChoice:
     gains: dict[str, tuple[float, float]]
     num_held_out: int
     hint: str = ""
+    errors: dict[str, float] = field(default_factory=dict)
 
     def likelihood(self) -> Likelihood:
         """A new likelihood of the chosen kind."""
@@ -136,18 +144,22 @@ def choose_noise(
     held_out, rest = order[:num_held_out], order[num_held_out:]
     best, scores, gains = kinds[0], {}, {}
     densities: dict[str, Tensor] = {}
+    errors: dict[str, float] = {}
     for kind, likelihood in likelihoods.items():
         model = TKRR(x[rest], y[rest], likelihood.double(), rank=rank, num_basis=num_basis)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TKRRWarning)  # about rows held out, and chains that are short on purpose
             fit_gibbs(model, num_draws=NUM_DRAWS, num_warmup=NUM_WARMUP, seed=seed)
-            densities[kind] = model.predict(x[held_out]).log_prob(y[held_out])
+            prediction = model.predict(x[held_out])
+            densities[kind] = prediction.log_prob(y[held_out])
+        errors[kind] = float((prediction.mean - y[held_out]).square().mean().sqrt())
         scores[kind] = float(densities[kind].mean())
         if kind != best:
             difference = densities[kind] - densities[best]
             gains[kind] = float(difference.mean()), float(difference.std()) / math.sqrt(num_held_out)
-            best = kind if gains[kind][0] > gains[kind][1] else best
-    return NoiseChoice(best, scores, gains, num_held_out, hint)
+            is_better = gains[kind][0] > gains[kind][1] and errors[kind] <= MAX_ERROR * errors[best]
+            best = kind if is_better else best
+    return NoiseChoice(best, scores, gains, num_held_out, hint, errors)
 
 
 def hint_at_counts(y: Tensor) -> str | None:

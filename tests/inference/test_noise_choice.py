@@ -58,6 +58,20 @@ def test_many_rows_are_thinned(monkeypatch):
     assert seen == [MAX_ROWS * 4 // 5] * 2
 
 
+def test_a_density_is_not_bought_by_the_mean(monkeypatch):
+    """With half of the targets equal, tails that are free from the start would take the others for outliers."""
+    x, f, e = rows(200)
+    y = f.clamp(min=0.0) + 0.01 * e * (f > 0)
+    kinds = ["gaussian", "student"]
+    choice = tkrr.choose_noise(x, y, kinds=kinds, rank=3, num_basis=6)
+    assert set(choice.errors) == set(kinds)
+    monkeypatch.setattr("gpytorch_tkrr.inference.noise_choice.MAX_ERROR", 0.5)
+    assert tkrr.choose_noise(x, y, kinds=kinds, rank=3, num_basis=6).kind == "gaussian"
+    monkeypatch.setattr("gpytorch_tkrr.inference.noise_choice.MAX_ERROR", 1e9)
+    assert choice.scores["student"] > choice.scores["gaussian"]  # the density alone would choose it
+    assert tkrr.choose_noise(x, y, kinds=kinds, rank=3, num_basis=6).kind == "student"
+
+
 def test_wrong_names_are_refused_before_the_work():
     with pytest.raises(tkrr.InputError, match=r"noise must be one of gaussian, student.*got 'cauchy'"):
         tkrr.choose_noise(torch.rand(9, 1), torch.rand(9), kinds=["gaussian", "cauchy"])
