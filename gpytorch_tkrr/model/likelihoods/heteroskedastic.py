@@ -6,6 +6,9 @@ say :math:`\log(e_n^2 / s^2) = g(x_n) + \log \chi^2_1`, which is a regression gi
 (:mod:`.log_chi_squared`): g is drawn by the sampler that draws f. Given g, f is a regression with row weights
 :math:`e^{-g}`.
 
+The variance has a floor of :data:`FLOOR`, that of GPyTorch's Gaussian noise for standardised targets: a guard, which
+the draws of :math:`s^2` take for part of the weights.
+
 In the first half of the warm-up g is zero, and tails are Gaussian until three quarters of it are over: what f has not
 explained yet must not be taken for noise.
 """
@@ -51,6 +54,10 @@ CONSTANT_PART = 0.5
 
 #: g is cut off here: variances differ by at most twelve orders of magnitude.
 LARGEST = 14.0
+
+#: The smallest variance of the noise anywhere, in units of the targets' variance. Without it a region of equal targets
+#: has an unbounded density, and all else would be given up for it.
+FLOOR = 1e-4
 
 #: Names of the parts of g begin with this.
 PREFIX = "log_noise."
@@ -250,7 +257,7 @@ class NoiseDraws:
         :param x: Inputs `(..., n, D)`.
         """
         rows = self.inputs(x.double()).reshape(-1, x.shape[-1])
-        factor = noise_factor(sum_products(self.bases, factors_of(self.parameters), rows))
+        factor = noise_factor(sum_products(self.bases, factors_of(self.parameters), rows), self.parameters)
         return (self.parameters["noise"].unsqueeze(-1) * factor).mean(0).reshape(x.shape[:-1])
 
 
@@ -298,13 +305,13 @@ class HeteroskedasticObservation(Observation):
         base: Augmentation = GaussianAugmentation(model, present, unit)
         if self.likelihood.student:
             base = StudentAugmentation(model, DegreesOfFreedom.of(self.likelihood), present, unit)
-        return HeteroskedasticAugmentation(base, LogNoiseFunction(self.likelihood, base))
+        return HeteroskedasticAugmentation(base, LogNoiseFunction(self.likelihood, base), unit)
 
     def adopt(self, parameters: Parameters, inputs: Callable[[Tensor], Tensor]) -> None:
         self.likelihood._draws_cache = NoiseDraws(self.bases(), parameters, inputs)
 
     def function_rows(self, x: Tensor, parameters: Parameters) -> dict[str, Tensor]:
-        return {"factor": noise_factor(sum_products(self.bases(), factors_of(parameters), x))}
+        return {"factor": noise_factor(sum_products(self.bases(), factors_of(parameters), x), parameters)}
 
     def bases(self) -> list[Basis]:
         """The functions of each input that g is made of."""
@@ -329,13 +336,15 @@ class HeteroskedasticObservation(Observation):
         return self.base.sample(f, parameters, rows, generator)
 
 
-def noise_factor(g: Tensor) -> Tensor:
+def noise_factor(g: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
     """
-    What the noise variance is multiplied by.
+    What :math:`s^2` is multiplied by, `(*P, n)`.
 
-    :param g: Values of g.
+    :param g: Values of g, `(*P, n)`.
+    :param parameters: Each `(*P, ...)`.
     """
-    return g.clamp(-LARGEST, LARGEST).exp()
+    least = (parameters[f"{PREFIX}floor"] / parameters["noise"]).unsqueeze(-1)
+    return torch.maximum(g.clamp(-LARGEST, LARGEST).exp(), least.to(g.device))
 
 
 def factors_of(parameters: Mapping[str, Tensor]) -> list[Tensor]:
@@ -369,14 +378,14 @@ class LogNoiseFunction(SecondFunction):
     def row_weight(self, parameters: Parameters) -> Callable[[Batch, int], Tensor]:
         bases, factors = [mode.basis for mode in self.separable.modes], factors_of(parameters)
         g = RowValues(lambda x: sum_products(bases, factors, x))
-        return lambda batch, first_row: 1 / noise_factor(g(batch, first_row))
+        return lambda batch, first_row: 1 / noise_factor(g(batch, first_row), parameters)
 
     def working(self, parameters: Parameters, f: RowValues, rng: np.random.Generator) -> Working:
         inner, noise, key = self.base.working(parameters, rng), self.base.noise(parameters), int(rng.integers(2**62))
 
         def log_squares(batch: Batch, g: Tensor, first_row: int) -> tuple[Tensor, Tensor]:
             own = torch.ones_like(g) if batch.weight is None else batch.weight
-            e, weight = inner(replace(batch, weight=own / noise_factor(g)), f(batch, first_row), first_row)
+            e, weight = inner(replace(batch, weight=own / noise_factor(g, parameters)), f(batch, first_row), first_row)
             square = e.square() * own / noise
             square = square if weight is None else square * weight
             xi = (square.clamp(min=1e-300).log() - g).clamp(min=SMALLEST)
@@ -392,13 +401,14 @@ class HeteroskedasticAugmentation(Augmentation):
 
     :param base: Noise and tails.
     :param second: g.
+    :param unit: Variance of the targets.
     """
 
     second: LogNoiseFunction
     warmup_part = 1.0
 
-    def __init__(self, base: Augmentation, second: LogNoiseFunction):
-        self.base, self.second, self.free = base, second, base.free
+    def __init__(self, base: Augmentation, second: LogNoiseFunction, unit: float):
+        self.base, self.second, self.free, self.unit = base, second, base.free, unit
 
     @property
     def watched(self) -> tuple[str, ...]:
@@ -409,13 +419,17 @@ class HeteroskedasticAugmentation(Augmentation):
             f"{PREFIX}factors.{d}": torch.zeros(self.second.rank, mode.num_functions, dtype=torch.float64)
             for d, mode in enumerate(self.second.separable.modes)
         }
-        return {**zeros, **self.base.start()}
+        return {**zeros, f"{PREFIX}floor": torch.tensor(FLOOR, dtype=torch.float64), **self.base.start()}
 
     def scaled(self, parameters: Parameters) -> Parameters:
-        return {**parameters, **self.base.scaled(parameters)}
+        return {**parameters, **self.base.scaled(parameters), **self._floor(parameters, 1 / self.unit)}
 
     def natural(self, parameters: Parameters) -> Parameters:
-        return {**parameters, **self.base.natural(parameters)}
+        return {**parameters, **self.base.natural(parameters), **self._floor(parameters, self.unit)}
+
+    @staticmethod
+    def _floor(parameters: Parameters, unit: float) -> Parameters:
+        return {f"{PREFIX}floor": parameters[f"{PREFIX}floor"] * unit}
 
     def noise(self, parameters: Parameters) -> float:
         return self.base.noise(parameters)

@@ -90,7 +90,7 @@ def test_targets_of_the_second_regression_are_log_squares():
     likelihood = tkrr.HeteroskedasticLikelihood()
     model = tkrr.TKRR(x, y, likelihood.double(), rank=1)
     second = model.observation.augmentation(2.0, 0.0).second
-    parameters = {"noise": torch.tensor(0.3).double()}
+    parameters = {"noise": torch.tensor(0.3).double(), "log_noise.floor": torch.tensor(1e-4).double()}
     weight = torch.linspace(0.5, 2.0, 50, dtype=torch.float64)
     working = second.working(parameters, lambda batch, first_row: f, np.random.default_rng(0))
     g = torch.linspace(-1, 1, 50, dtype=torch.float64)
@@ -309,6 +309,19 @@ def test_outside_the_range_the_noise_is_held():
     with pytest.warns(tkrr.ExtrapolationWarning):
         far = model.predict(torch.tensor([[0.5, 50.0], [0.5, 1.2]], dtype=torch.float64)).noise
     torch.testing.assert_close(far.mean[0], far.mean[1])
+
+
+def test_equal_targets_do_not_draw_all_weight():
+    """Where half of the targets are zero, a variance of zero there has an unbounded density: there is a floor."""
+    x, _, f, _ = varying(300)
+    y = 100 * f.clamp(min=0.0)
+    model = tkrr.TKRR(x, y, tkrr.HeteroskedasticLikelihood(), rank=3, num_basis=8)
+    tkrr.fit_gibbs(model, num_draws=10, num_warmup=40, seed=0)
+    with torch.no_grad():
+        prediction, unit = model.predict(x), float(y.std())
+        smallest, mean = float(prediction.noise.draws.min()), prediction.mean
+    assert 0.0099 * unit < smallest < 0.1 * unit
+    assert float((mean - y).square().mean().sqrt()) < 0.3 * unit
 
 
 def test_bad_requests():
