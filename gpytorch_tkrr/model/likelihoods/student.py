@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import scipy.special
 import torch
 from gpytorch.likelihoods import StudentTLikelihood
 from torch import Tensor
@@ -94,6 +96,8 @@ class StudentObservation(GaussianObservation):
 
     def cdf(self, y: Tensor, f: Tensor, parameters: Parameters, rows: Rows) -> Tensor:
         nu, square = self._nu_and_square(parameters, rows)
+        if "spread" not in rows:
+            return StudentCDF.apply((y - f) / square.sqrt(), nu)
         weights, log_p = weight_nodes(nu, torch.zeros_like(nu))
         total = torch.zeros_like(f)
         for weight, p in zip(weights, log_p.exp(), strict=True):  # one by one: less memory
@@ -108,6 +112,27 @@ class StudentObservation(GaussianObservation):
         if "spread" in rows:
             variance = variance + rows["spread"]
         return torch.normal(f, variance.sqrt(), generator=generator)
+
+
+class StudentCDF(torch.autograd.Function):
+    """The distribution function of a Student distribution, by SciPy, with its density as the gradient in z."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, nu: Tensor) -> Tensor:
+        """
+        :param z: Where, in units of the scale.
+        :param nu: Degrees of freedom, which broadcast with `z`.
+        """
+        ctx.save_for_backward(z, nu)
+        return torch.from_numpy(scipy.special.stdtr(nu.detach().cpu().numpy(), z.detach().cpu().numpy())).to(z)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """
+        :param grads: The gradient of the result.
+        """
+        z, nu = ctx.saved_tensors
+        return grads[0] * log_student(z, nu, torch.ones_like(nu)).exp(), None
 
 
 def log_student(e: Tensor, nu: Tensor, square: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from gpytorch_tkrr.data.keyed import row_uniform
 from gpytorch_tkrr.data.source import Batch
 from gpytorch_tkrr.model.likelihoods.base import observe
 from gpytorch_tkrr.model.likelihoods.keyed import row_gamma
-from gpytorch_tkrr.model.likelihoods.student import GAUSSIAN_PART, DegreesOfFreedom
+from gpytorch_tkrr.model.likelihoods.student import GAUSSIAN_PART, DegreesOfFreedom, StudentCDF
 
 F = torch.tensor([[-1.0, 0.2, 2.0]], dtype=torch.float64)
 SPREAD = torch.tensor([0.01, 1.0, 9.0], dtype=torch.float64)
@@ -330,3 +330,11 @@ def test_als_learns_the_noise_of_the_rows_that_are_no_outliers():
     model = als_model(x, y)
     tkrr.fit_als(model, learn_hyperparameters=True, seed=0)
     assert model.likelihood.noise.item() < 0.05 and model.likelihood.deg_free.item() == pytest.approx(4.0)
+
+
+def test_the_gradient_of_the_distribution_function_is_the_density():
+    z = torch.tensor([-30.0, -1.0, 0.3, 4.0], dtype=torch.float64, requires_grad=True)
+    nu = torch.tensor([[2.5], [40.0]], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda z: StudentCDF.apply(z, nu), (z,))
+    expected = scipy.stats.t.cdf(z.detach().numpy(), nu.numpy())
+    torch.testing.assert_close(StudentCDF.apply(z, nu), torch.from_numpy(expected), rtol=1e-10, atol=0.0)
