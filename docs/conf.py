@@ -39,6 +39,6 @@ html_static_path = ["_static"]
 html_css_files = ["layout.css"]
 
 GENERATED = generate.GENERATED
-generate.write_if_changed(GENERATED / "api.md", generate.api_page(gpytorch_tkrr, ["botorch", "pyro"]))
+generate.write_if_changed(GENERATED / "api.md", generate.api_page(gpytorch_tkrr, ["botorch", "pyro", "sklearn"]))
 generate.write_if_changed(GENERATED / "benchmarks.md", generate.benchmark_page(ROOT / "benchmarks" / "results"))
 generate.tutorials(ROOT / "tutorials", GENERATED)

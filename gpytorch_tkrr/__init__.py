@@ -11,6 +11,7 @@ from typing import Any as _Any
 from .bases.domain import Domain
 from .bases.index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .comparison.comparison import Comparison, compare
+from .comparison.saved_model import load
 from .cp.penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
 from .cp.train import TensorTrain
 from .cp.weights import CP
@@ -155,6 +156,7 @@ __all__ = [
     "draw_prior_functions",
     "fit_als",
     "fit_gibbs",
+    "load",
     "main_effects",
     "open_table",
     "register_finite_basis",
@@ -165,7 +167,7 @@ __all__ = [
 ]
 
 #: Modules for other libraries, imported when they are first used.
-_CLIENTS = ("botorch", "pyro")
+_CLIENTS = ("botorch", "pyro", "sklearn")
 
 
 def __getattr__(name: str) -> _Any:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .comparison.comparison import check_output, compare
 from .comparison.contender import CONTENDERS
+from .comparison.saved_model import load
 from .data.whole_file import whole_file
-from .errors import InputError, TKRRError
+from .errors import InputError, TKRRError, TKRRWarning
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from .data.table import Columns
+    from .comparison.table_fit import FitOptions
+    from .data.dialect import Dialect
+    from .data.task import Task
 
 #: What is taken of the flight delays where the command line does not say: about two minutes on two cores.
 FLIGHT_SIZES = {"max_train": 10_000, "max_test": 4000, "splits": 1}
@@ -24,18 +29,26 @@ FLIGHT_SIZES = {"max_train": 10_000, "max_test": 4000, "splits": 1}
 #: Exit code after Ctrl-C, as shells count: 128 and the number of the signal.
 INTERRUPTED = 130
 
+#: Exit code of a comparison in which most models have failed.
+MOSTLY_FAILED = 1
+
+FORMATS = "a .csv, .tsv, .xlsx, .parquet, .npz or .npy file; text may be compressed (.gz)"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """
     Run a command.
 
     :param argv: Arguments; those of the process by default.
-    :return: 0; 2 if something about the input is wrong; 130 if the command was interrupted.
+    :return: 0; 1 if most models of a comparison failed; 2 if something about the input is wrong; 130 if the command was
+        interrupted.
     """
     parser = _parser()
     args = parser.parse_args(argv)
     try:
-        return args.run(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            return args.run(args)
     except ModuleNotFoundError as error:
         print(f"gpytorch-tkrr {args.command}: {error}. Try pip install 'gpytorch_tkrr[compare]'.", file=sys.stderr)
         return 2
@@ -47,8 +60,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def _show_warning(message: Any, category: type[Warning], *where: Any) -> None:
+    """A sentence, without the line of code that it comes from."""
+    if issubclass(category, TKRRWarning):
+        print(f"Warning: {message}", file=sys.stderr)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("gpytorch-tkrr", description="Gaussian processes for many data and many inputs.")
+    parser.add_argument("--version", action="version", version=f"gpytorch-tkrr {version('gpytorch_tkrr')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     command = commands.add_parser(
@@ -81,6 +101,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--rank", type=int, help="R, the number of components")
     command.add_argument("--num-basis", type=int, help="M, the number of sines per input")
+    command.add_argument(
+        "--noise",
+        default="auto",
+        help="gaussian, student (heavy tails), or auto: training rows that are held out decide (default)",
+    )
+    command.add_argument(
+        "--transform",
+        choices=["log", "yeo-johnson"],
+        help="model transformed targets; predictions are transformed back",
+    )
+    for name, text in (("draws", "draws of each chain"), ("warmup", "sweeps before them"), ("chains", "chains")):
+        command.add_argument(f"--num-{name}", type=int, help=f"{text} of Gibbs sampling (default: by the rows)")
     command.add_argument("--output", type=Path, default=Path("model.pt"), help="the model's file (default: model.pt)")
     command.add_argument("--quiet", action="store_true", help="no progress bar")
     command.add_argument(
@@ -97,23 +129,53 @@ def _parser() -> argparse.ArgumentParser:
         "predict", help="predict with a fitted model", description="Predict with a model that `fit` has written."
     )
     command.add_argument("--model", type=Path, required=True, help="the model's file")
-    command.add_argument("--data", type=Path, required=True, help="a .csv, .parquet or .npz file with the inputs")
+    command.add_argument("--data", type=Path, required=True, help=f"the inputs: {FORMATS}")
+    _add_dialect(command)
     command.add_argument("--drop-missing", action="store_true", help="rows with missing values get no prediction")
-    command.add_argument("--output", type=Path, default=Path("predictions.csv"), help="default: predictions.csv")
+    command.add_argument(
+        "--keep-columns", type=_names, default=[], metavar="A,B", help="columns of the table to repeat, such as an id"
+    )
+    command.add_argument(
+        "--output",
+        type=Path,
+        default=Path("predictions.csv"),
+        help="a .csv, .tsv, .xlsx or .parquet file (default: predictions.csv)",
+    )
     command.add_argument("--force", action="store_true", help="overwrite")
     command.set_defaults(run=_predict)
     return parser
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _add_dialect(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--sep", help="what separates columns (default: a comma, in .tsv files a tab)")
+    command.add_argument("--encoding", help="of the characters in a text file (default: UTF-8)")
+    command.add_argument("--decimal", default=".", help="what separates the digits of a number (default: a point)")
+    command.add_argument(
+        "--missing-value",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="what stands for a missing value, such as ?",
+    )
+
+
 def _add_table(command: argparse.ArgumentParser, *, required: bool) -> None:
-    command.add_argument("--data", type=Path, required=required, help="a .csv, .parquet or .npz file")
+    command.add_argument("--data", type=Path, required=required, help=FORMATS)
     command.add_argument("--target", required=required, help="column to predict")
     command.add_argument("--inputs", nargs="+", metavar="COLUMN", help="input columns (default: all others)")
+    command.add_argument("--exclude", nargs="+", default=[], metavar="COLUMN", help="columns that are no inputs")
     command.add_argument(
-        "--task", choices=["regression", "classification"], help="default: classification if the target has two values"
+        "--categorical", nargs="+", default=[], metavar="COLUMN", help="columns of numbers that are categories"
     )
+    command.add_argument(
+        "--task", choices=["regression", "classification"], help="default: classification if the target is no number"
+    )
+    _add_dialect(command)
     command.add_argument("--drop-missing", action="store_true", help="drop rows with missing values")
-    command.add_argument("--one-hot", action="store_true", help="one-hot encode columns that are not numeric")
     command.add_argument("--seed", type=int, default=0, help="of all that is random (default: 0)")
     command.add_argument("--force", action="store_true", help="overwrite")
 
@@ -128,16 +190,16 @@ def _compare(args: argparse.Namespace) -> int:
             raise InputError("--target and --inputs are columns of your own table: give --data as well.")
         frame, target = flights.load_new_york(), flights.COLUMNS[-1]
         x, y, sizes = frame.drop(columns=target).to_numpy(), frame[target].to_numpy(), {**FLIGHT_SIZES, **sizes}
-        title = "Arrival delays in minutes of flights from New York, 2013"
+        title, task = "Arrival delays in minutes of flights from New York, 2013", args.task
     else:
-        frame, columns = _read(args)
-        x, y = columns.matrix(frame), frame[args.target].to_numpy()
+        frame, inputs, task = _read(args)
+        x, y = _with_categories(frame[inputs], args.categorical), frame[args.target].to_numpy()
         title = f"{args.target} in {args.data.name}"
     result = compare(
         x,
         y,
         models=args.models,
-        task=args.task,
+        task=task,
         train_fraction=args.train_fraction,
         seed=args.seed,
         time_limit=args.time_limit,
@@ -149,90 +211,127 @@ def _compare(args: argparse.Namespace) -> int:
     print(f"\n{result}\n")
     for path in result.write(args.output, overwrite=args.force):
         print(path)
-    return INTERRUPTED if result.is_interrupted else 0
+    if result.is_interrupted:
+        return INTERRUPTED
+    return MOSTLY_FAILED if result.has_failed else 0
+
+
+def _with_categories(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Columns of numbers that are categories, as pandas calls them."""
+    return frame.astype({name: "category" for name in names if name in frame.columns})
 
 
 def _fit(args: argparse.Namespace) -> int:
-    from .comparison.saved_model import fit_table
+    from .comparison.table_fit import FitOptions, fit_table
     from .data.parallel import is_launched
 
-    _check_free(args.output, args.force)
-    if args.stream or args.checkpoint is not None or is_launched():
-        return _fit_stream(args)
-    frame, columns = _read(args)
-    model = fit_table(
-        frame,
-        columns,
-        args.target,
-        task=args.task,
-        method=f"tkrr-{args.method}",
+    _check_free(args.output, args.force, args.data)
+    sweeps = {f"num_{name}": getattr(args, f"num_{name}") for name in ("draws", "warmup", "chains")}
+    options = FitOptions(
+        method=args.method,
         rank=args.rank,
         num_basis=args.num_basis,
+        noise=args.noise,
+        target_transform=args.transform,
+        categorical=args.categorical,
+        sweeps={name: value for name, value in sweeps.items() if value is not None},
         seed=args.seed,
         progress=not args.quiet,
     )
-    model.save(args.output)
+    if args.stream or args.checkpoint is not None or is_launched():
+        return _fit_stream(args, options)
+    frame, inputs, task = _read(args)
+    estimator, lines = fit_table(frame, args.target, inputs, task, options)
+    for line in lines:
+        print(line)
+    estimator.save(args.output)
     print(args.output)
     return 0
 
 
-def _fit_stream(args: argparse.Namespace) -> int:
-    from .comparison.saved_model import fit_file
+def _fit_stream(args: argparse.Namespace, options: FitOptions) -> int:
+    from .comparison.table_fit import fit_stream
+    from .data.files import open_table
     from .data.parallel import launched_processes
+    from .data.table import choose_inputs
 
-    if args.one_hot or args.drop_missing or args.task == "classification":
+    if args.drop_missing:
         raise InputError(
-            "A file that is read in batches must hold numbers without gaps, and the target is regressed on: "
-            "--one-hot, --drop-missing and --task classification need the table in memory, in one process."
+            "A file that is read in batches must have no gaps: --drop-missing needs the table in memory, in one "
+            "process."
         )
+    first = open_table(args.data, target=args.target, dialect=_dialect(args))
+    exclude = list(args.exclude)
+    if "" in first.columns and args.inputs is None:
+        print("The column without a name is left out: pandas writes an index in this way.")
+        exclude.append("")
+    inputs = choose_inputs(first.columns, args.target, args.inputs, exclude)
+    table = open_table(args.data, target=args.target, inputs=inputs, dialect=_dialect(args))
     with launched_processes(timeout=args.timeout) as processes:
-        model = fit_file(
-            args.data,
-            args.target,
-            inputs=args.inputs,
-            method=f"tkrr-{args.method}",
-            rank=args.rank,
-            num_basis=args.num_basis,
-            seed=args.seed,
-            progress=not args.quiet,
-            memory=int(args.memory * 1e9),
-            checkpoint=args.checkpoint,
-            processes=processes,
+        memory = int(args.memory * 1e9)
+        estimator, lines = fit_stream(
+            table, args.task, options, memory=memory, checkpoint=args.checkpoint, processes=processes
         )
         if processes.rank == 0:
-            model.save(args.output)
+            for line in lines:
+                print(line)
+            estimator.save(args.output)
             print(args.output)
     return 0
 
 
 def _predict(args: argparse.Namespace) -> int:
-    from .comparison.saved_model import SavedModel
-    from .data.table import read_table
+    from .comparison.table_fit import predict_table
+    from .data.columns import require_columns
+    from .data.table import read_table, write_table
 
-    _check_free(args.output, args.force)
-    model = SavedModel.load(args.model)
-    predictions = model.predict(read_table(args.data), drop_missing=args.drop_missing)
+    _check_free(args.output, args.force, args.data, args.model)
+    write_table(None, args.output)  # an error before the work, not after it
+    estimator = load(args.model)
+    frame = read_table(args.data, _dialect(args))
+    require_columns(frame, args.keep_columns)
+    predictions = predict_table(estimator, frame, drop_missing=args.drop_missing, keep=args.keep_columns)
     with whole_file(args.output) as part:
-        predictions.to_csv(part, index=False)
+        write_table(predictions, args.output, part)
     print(args.output)
     return 0
 
 
-def _read(args: argparse.Namespace) -> tuple[pd.DataFrame, Columns]:
-    """The table that the command line names, complete rows only, and its inputs."""
-    from .data.table import Columns, read_table, require_complete
+def _dialect(args: argparse.Namespace) -> Dialect:
+    from .data.dialect import Dialect
+
+    sep = {"\\t": "\t", "tab": "\t"}.get(args.sep, args.sep)
+    return Dialect(sep, args.encoding, args.decimal, tuple(args.missing_value))
+
+
+def _read(args: argparse.Namespace) -> tuple[pd.DataFrame, list[str], Task]:
+    """The table that the command line names, complete rows only, its inputs and its task."""
+    from .data.columns import require_columns
+    from .data.table import choose_inputs, read_table, require_complete, without_index
+    from .data.task import default_task
 
     if args.target is None:
         raise InputError("--target is missing: which column is to be predicted?")
-    frame = read_table(args.data)
-    columns = Columns.choose(frame, target=args.target, inputs=args.inputs, one_hot=args.one_hot)
-    return require_complete(frame, [args.target, *columns.inputs], drop_missing=args.drop_missing), columns
+    frame = read_table(args.data, _dialect(args))
+    frame, left_out = without_index(frame, [args.target, *(args.inputs or ()), *args.exclude])
+    for name in left_out:
+        print(f"The column {name!r} has no name and numbers the rows, as pandas writes an index: it is left out.")
+    inputs = choose_inputs(list(frame.columns), args.target, args.inputs, args.exclude)
+    require_columns(frame, args.categorical)
+    if frame.empty:
+        raise InputError("The table has no rows.")
+    frame = require_complete(frame, [args.target, *inputs], drop_missing=args.drop_missing)
+    task: Task = args.task or default_task(frame[args.target], args.target, ask=True)
+    return frame, inputs, task
 
 
-def _check_free(path: Path, force: bool) -> None:
+def _check_free(path: Path, force: bool, *sources: Path) -> None:
     """An error before the work, not after it."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; --output is the name of a file.")
+    for source in sources:
+        if path.exists() and source.exists() and path.samefile(source):
+            raise InputError(f"--output {path} is a file that is read: it would be lost. Choose another name.")
     if path.exists() and not force:
         raise FileExistsError(f"{path} exists already. Use --force to overwrite it.")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,11 @@ from benchmarks.__main__ import find_benchmarks
 from benchmarks.harness import Report
 from gpytorch_tkrr import errors
 
-CLIENTS = {"botorch": "botorch", "pyro": "pyro-ppl"}  # modules for other libraries -> what they need
+CLIENTS = {
+    "botorch": "botorch",
+    "pyro": "pyro-ppl",
+    "sklearn": "scikit-learn",
+}  # modules for other libraries -> what they need
 
 _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
 generate = importlib.util.module_from_spec(_spec)

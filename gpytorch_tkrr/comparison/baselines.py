@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,9 @@ LEVELS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 #: Quantiles are at least so far apart, in standard deviations of the targets.
 LEAST_WIDTH = 1e-3
 
+#: HistGradientBoosting takes categories of at most so many levels.
+MAX_LEVELS = 254
+
 
 @register_contender("mean")
 @dataclass
@@ -26,15 +30,19 @@ class MeanBaseline(Contender):
     title: ClassVar[str] = "mean"
 
     def fit(self, x: Tensor, y: Tensor) -> None:
+        if self.task == "classification":
+            self.shares = torch.bincount(y.long(), minlength=self.num_classes).double() / len(y)
+            return
         self.mean, self.sd = y.mean(), y.std()
 
     def predict(self, x: Tensor) -> Prediction:
-        mean = self.mean.expand(len(x))
-        return mean if self.task == "classification" else (mean, self.sd.expand(len(x)))
+        if self.task == "classification":
+            return self.shares.expand(len(x), -1)
+        return self.mean.expand(len(x)), self.sd.expand(len(x))
 
     @property
     def num_parameters(self) -> int:
-        return 1 if self.task == "classification" else 2
+        return self.num_classes - 1 if self.task == "classification" else 2
 
 
 @register_contender("linear")
@@ -54,7 +62,7 @@ class LinearBaseline(Contender):
     def predict(self, x: Tensor) -> Prediction:
         rows = self.inputs(x).numpy()
         if self.task == "classification":
-            return torch.as_tensor(self.model.predict_proba(rows)[:, 1])
+            return all_classes(self.model.predict_proba(rows), self.model.classes_, self.num_classes)
         mean, sd = self.model.predict(rows, return_std=True)
         return torch.as_tensor(mean), torch.as_tensor(sd)
 
@@ -69,6 +77,7 @@ class GradientBoosting(Contender):
     """Boosted trees, no Gaussian process: for orientation."""
 
     title: ClassVar[str] = "gradient boosting"
+    knows_levels: ClassVar[bool] = True
     note: ClassVar[str] = (
         f"scikit-learn's HistGradientBoosting with its defaults: one model of the mean and {len(LEVELS)} of quantiles "
         '(loss="quantile"), between which the distribution is interpolated.'
@@ -77,19 +86,32 @@ class GradientBoosting(Contender):
     def fit(self, x: Tensor, y: Tensor) -> None:
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
+        few = [d for d, number in self.categories.items() if number <= MAX_LEVELS]  # others are taken for numbers
+        options = {"random_state": self.seed, "categorical_features": few or None}
         if self.task == "classification":
-            self.model = HistGradientBoostingClassifier(random_state=self.seed).fit(x.numpy(), y.numpy())
+            self.model = HistGradientBoostingClassifier(**options).fit(x.numpy(), y.numpy())
             return
-        models = [HistGradientBoostingRegressor(random_state=self.seed)]
-        models += [
-            HistGradientBoostingRegressor(loss="quantile", quantile=level, random_state=self.seed) for level in LEVELS
-        ]
+        models = [HistGradientBoostingRegressor(**options)]
+        models += [HistGradientBoostingRegressor(loss="quantile", quantile=level, **options) for level in LEVELS]
         self.model, *self.quantiles = (model.fit(x.numpy(), y.numpy()) for model in models)
         self.least_width = LEAST_WIDTH * float(y.std())
 
     def predict(self, x: Tensor) -> Prediction:
         if self.task == "classification":
-            return torch.as_tensor(self.model.predict_proba(x.numpy())[:, 1])
+            return all_classes(self.model.predict_proba(x.numpy()), self.model.classes_, self.num_classes)
         mean, *quantiles = (torch.as_tensor(model.predict(x.numpy())) for model in (self.model, *self.quantiles))
         levels = torch.tensor(LEVELS, dtype=torch.float64)
         return QuantileDistribution(levels, torch.stack(quantiles, -1), mean, self.least_width)
+
+
+def all_classes(probabilities: np.ndarray, present: np.ndarray, num_classes: int) -> Tensor:
+    """
+    Probabilities of all classes, zero for those that the training rows did not have.
+
+    :param probabilities: Of the classes that are present, `(n, k)`.
+    :param present: Their numbers `(k,)`.
+    :param num_classes: K.
+    """
+    full = np.zeros((len(probabilities), num_classes))
+    full[:, present.astype(int)] = probabilities
+    return torch.as_tensor(full)

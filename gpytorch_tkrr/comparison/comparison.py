@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..data.task import Task, check_data
+from ..data.task import Task, TaskData, check_data
 from ..data.whole_file import whole_file
 from ..errors import InputError
 from . import (  # noqa: F401  they register their models
@@ -51,7 +51,7 @@ _COSTS = {"fit_seconds": "fit, s", "predict_seconds": "predict, s", "memory": "m
 Model = Any  # an object with `fit` and `predict`
 
 
-@dataclass
+@dataclass(repr=False)
 class Comparison:
     """
     What :func:`compare` found.
@@ -79,6 +79,24 @@ class Comparison:
     trials: list[Trial]
     facts: dict[str, Any]
     notes: dict[str, str]
+
+    def __repr__(self) -> str:
+        models = list(dict.fromkeys(trial.model for trial in self.trials))
+        done = sum(trial.status == "done" for trial in self.trials)
+        return (
+            f"Comparison of {len(models)} models, {self.task}: {self.title}\n"
+            f"{done} of {len(self.trials)} trials done: {', '.join(models)}\n"
+            "print(result) or result.table() shows the scores, result.write(folder) a report."
+        )
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether most models have no score, of those that are made for such data."""
+        statuses: dict[str, set[str]] = {}
+        for trial in self.trials:
+            statuses.setdefault(trial.model, set()).add(trial.status)
+        fitting = [found for found in statuses.values() if found != {"not applicable"}]
+        return sum("done" not in found for found in fitting) * 2 > len(fitting) or not fitting
 
     def __str__(self) -> str:
         return "\n".join([self.title, "", self.table().to_string(), "", *_LEGEND[self.task], *self.remarks()])
@@ -143,6 +161,7 @@ class Comparison:
         :return: Both paths.
         """
         paths = check_output(directory, overwrite=overwrite)
+        Path(directory).mkdir(parents=True, exist_ok=True)
         facts = ", ".join(f"{key} {value}" for key, value in self.facts.items() if value is not None)
         figures = [("Accuracy, time and calibration", self.plot()), ("Predictions", self.plot_predictions())]
         page = html_page(
@@ -233,13 +252,12 @@ def check_output(directory: str | Path, *, overwrite: bool) -> list[Path]:
     """
     The files that a comparison writes; FileExistsError if they may not be replaced.
 
-    :param directory: Made if it does not exist.
+    :param directory: The folder; it need not exist.
     :param overwrite: Whether files may be replaced.
     """
     directory = Path(directory)
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"{directory} is a file; the report needs a folder.")
-    directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / "report.html", directory / "results.json"]
     for path in paths:
         if path.exists() and not overwrite:
@@ -269,17 +287,22 @@ def compare(
 
     A model of your own is an object with `fit(x, y)` and `predict(x)`: tensors in, float64, in the units of the data;
     `predict` returns means and standard deviations of new observations, or means alone, or for classification the
-    probability of class 1. It is copied for every split. Regressors of scikit-learn can be used as they are, and so can
-    classifiers that have `predict_proba`. An attribute `name` is shown in the table, `num_parameters` as well.
+    probability of class 1, or of each class `(n, K)`. It is copied for every split. Regressors of scikit-learn can be
+    used as they are, and so can classifiers that have `predict_proba`. An attribute `name` is shown in the table,
+    `num_parameters` as well.
 
     A model that raises, crashes, or exceeds a limit is reported as such; the others go on. After Ctrl-C the result
     holds what was finished (`result.is_interrupted`).
 
-    :param x: Inputs `(N, D)`: a tensor, an array or a table of numbers.
-    :param y: Targets `(N,)`; for classification two different values of any kind.
+    Categories of a table (text, pandas' categorical type) are one column of level numbers for the models that know them
+    (T-KRR, boosting), and a column of zeros and ones for each level for all others, your own ones included. Dates
+    become numbers.
+
+    :param x: Inputs `(N, D)`: a tensor, an array, or a DataFrame.
+    :param y: Targets `(N,)`; for classification values of any kind.
     :param models: Names (see :data:`gpytorch_tkrr.comparison.contender.CONTENDERS`) and objects, or name -> object.
         By default all that are known.
-    :param task: "regression" or "classification"; by default classification if `y` has two values.
+    :param task: "regression" or "classification"; by default classification if `y` has two values or is no number.
     :param train_fraction: Share of the rows that train.
     :param splits: Number of random splits.
     :param max_train: Largest number of training rows, drawn at random.
@@ -316,7 +339,8 @@ def compare(
     for name, limit in (("time_limit", time_limit), ("memory_limit", memory_limit)):
         if limit is not None and not limit > 0:
             raise InputError(f"{name} must be positive; got {limit:g}.")
-    contenders = _named(models, data.task, seed, progress)
+    contenders = _named(models, data, seed, progress)
+    expanded = torch.as_tensor(data.columns.expand(data.x.numpy()))
     trials: list[Trial] = []
     rows = list(_split_rows(len(data.y), train_fraction, splits, max_train, max_test, seed))
     num_threads = torch.get_num_threads()
@@ -324,7 +348,8 @@ def compare(
         with _runner(isolate, time_limit, memory_limit) as run:
             for name, model in contenders.items():
                 for number, (train, test) in enumerate(rows, 1):
-                    split = Split(data.x[train], data.y[train], data.x[test], data.y[test])
+                    x = data.x if getattr(model, "knows_levels", False) else expanded
+                    split = Split(x[train], data.y[train], x[test], data.y[test])
                     trial = as_trial(
                         run(run_trial, name, copy.deepcopy(model), data.task, number, split, num_threads), name, number
                     )
@@ -339,7 +364,8 @@ def compare(
     facts = {
         "rows": len(data.y),
         "inputs": data.x.shape[1],
-        "classes": None if data.classes is None else " and ".join(data.classes),
+        "categories": len(data.columns.categories) or None,
+        "classes": None if data.classes is None else ", ".join(data.classes),
         "training rows": len(rows[0][0]),
         "test rows": len(rows[0][1]),
         "splits": splits,
@@ -352,7 +378,7 @@ def compare(
 
 
 def _named(
-    models: Iterable[str | Model] | Mapping[str, Model] | None, task: Task, seed: int, progress: bool
+    models: Iterable[str | Model] | Mapping[str, Model] | None, data: TaskData, seed: int, progress: bool
 ) -> dict[str, Model]:
     """Name -> object."""
     if models is None:
@@ -363,7 +389,13 @@ def _named(
         if isinstance(model, str):
             if model not in CONTENDERS:
                 raise InputError(f"There is no model {model!r}; known are {', '.join(CONTENDERS)}.")
-            model = CONTENDERS[model](task=task, seed=seed, progress=progress)
+            model = CONTENDERS[model](
+                task=data.task,
+                seed=seed,
+                progress=progress,
+                num_classes=len(data.classes or "01"),
+                categories=data.columns.categories,
+            )
         elif not (callable(getattr(model, "fit", None)) and callable(getattr(model, "predict", None))):
             raise InputError(f"A model needs the methods fit and predict; {type(model).__name__} lacks them.")
         name = name or getattr(model, "name", None) or getattr(model, "title", None) or type(model).__name__

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 import torch
@@ -19,7 +19,8 @@ from ..data.task import Task
 from ..errors import NotApplicableError
 from .distribution import Distribution
 
-#: Means and standard deviations of the targets, or their distribution, or probabilities of class 1.
+#: Means and standard deviations of the targets, or their distribution, or probabilities of class 1, or of each of
+#: several classes.
 Prediction = tuple[Tensor, Tensor] | Distribution | Tensor
 
 #: Rows that are predicted at a time.
@@ -32,14 +33,18 @@ class Contender:
     A model that can be compared. One of your own needs no more than `fit` and `predict`; see
     :func:`gpytorch_tkrr.compare`.
 
-    :param task: Regression, or classification of 0 and 1.
+    :param task: Regression or classification.
     :param seed: Seed of all that is random.
     :param progress: Whether to show a progress bar.
+    :param num_classes: Classes are 0 to K - 1.
+    :param categories: Columns of level numbers, and how many levels each has; for those that know levels.
     """
 
     task: Task = "regression"
     seed: int = 0
     progress: bool = False
+    num_classes: int = 2
+    categories: dict[int, int] = field(default_factory=dict)
 
     title: ClassVar[str]
     note: ClassVar[str] = ""
@@ -47,20 +52,23 @@ class Contender:
     #: Whether it is run where no models are named.
     is_default: ClassVar[bool] = True
 
+    #: Whether a category is one column of level numbers; other models get a column of zeros and ones for each level.
+    knows_levels: ClassVar[bool] = False
+
     def fit(self, x: Tensor, y: Tensor) -> None:
         """
         Train the model.
 
         :param x: Inputs `(N, D)`.
-        :param y: Targets `(N,)`; classes are 0 and 1.
+        :param y: Targets `(N,)`; classes are 0, 1, ...
         """
         raise NotImplementedError
 
     def predict(self, x: Tensor) -> Prediction:
         """
         :param x: Inputs `(n, D)`.
-        :return: Means and standard deviations of new observations, or probabilities of class 1; `(n,)` each. Or the
-            distribution of new observations, where that is not normal.
+        :return: Means and standard deviations of new observations `(n,)`, or their distribution, where that is not
+            normal. For classes probabilities of class 1 `(n,)`, or of all classes `(n, K)`.
         """
         raise NotImplementedError
 
@@ -80,6 +88,10 @@ class Contender:
     def _needs_regression(self) -> None:
         if self.task != "regression":
             raise NotApplicableError(f"{self.title} is exact for a Gaussian likelihood; it has none for classes.")
+
+    def _needs_two_classes(self) -> None:
+        if self.task == "classification" and self.num_classes != 2:
+            raise NotApplicableError(f"{self.title} has a Bernoulli likelihood; there are {self.num_classes} classes.")
 
 
 Maker = TypeVar("Maker", bound=Callable[..., Contender])

@@ -171,6 +171,7 @@ class SVGP(Contender):
     rate: float = 0.02
 
     def fit(self, x: Tensor, y: Tensor) -> None:
+        self._needs_two_classes()
         torch.manual_seed(self.seed)
         self.inputs = Scaler(x)
         self.targets = Scaler(y) if self.task == "regression" else None

@@ -14,7 +14,7 @@ import torch
 
 from ..data.task import Task
 from .distribution import level_coverage
-from .scores import LEVELS, reliability
+from .scores import LEVELS, reliability, sure_of
 from .trial import Trial
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def predictions_figure(trials: Sequence[Trial], task: Task) -> Figure:
         panels[0].legend(frameon=False, fontsize=8)
     for axis in panels[max(0, len(shown) - columns) : len(shown)]:
         axis.tick_params(labelbottom=True)  # also where the panel below is empty
-    figure.supxlabel("actual" if task == "regression" else "predicted probability of class 1", fontsize=10)
+    figure.supxlabel("actual" if task == "regression" else "predicted probability", fontsize=10)
     figure.supylabel("predicted, with 95 % interval" if task == "regression" else "test rows", fontsize=10)
     return figure
 
@@ -124,7 +124,7 @@ def _draw_calibration(axis: Axes, trials: Sequence[Trial], names: Sequence[str],
             nominal = list(LEVELS)
             observed = [level_coverage(values["level"], probability) for probability in LEVELS]
         else:
-            predicted, frequency, count = reliability(values["y"], values["probability"])
+            predicted, frequency, count = reliability(*sure_of(values["y"], values["probability"]))
             nominal, observed = predicted[count >= MIN_COUNT].tolist(), frequency[count >= MIN_COUNT].tolist()
         axis.plot(nominal, observed, markersize=3.5, linewidth=1, **_style(names, name))
     if task == "regression":
@@ -149,9 +149,12 @@ def _draw_predictions(axis: Axes, trial: Trial) -> None:
 
 
 def _draw_probabilities(axis: Axes, trial: Trial) -> None:
-    y, probability = trial.prediction["y"], trial.prediction["probability"]
-    groups = [probability[y == value].numpy() for value in (0, 1)]
-    axis.hist(groups, bins=20, range=(0, 1), stacked=True, color=["0.7", "tab:orange"], label=["class 0", "class 1"])
+    probability = trial.prediction["probability"]
+    y, sure = sure_of(trial.prediction["y"], probability)
+    groups = [sure[y == value].numpy() for value in (0, 1)]
+    is_several = probability.dim() == 2 and probability.shape[1] > 2
+    labels = ["another class", "the most probable class"] if is_several else ["class 0", "class 1"]
+    axis.hist(groups, bins=20, range=(0, 1), stacked=True, color=["0.7", "tab:orange"], label=labels)
     _tidy(axis)
 
 

@@ -1,7 +1,8 @@
 r"""
 Scores of predictive distributions.
 
-Regression: a normal distribution :math:`N(\mu, \sigma^2)` for each target. Classification: the probability of class 1.
+Regression: a normal distribution :math:`N(\mu, \sigma^2)` for each target. Classification: the
+probability of class 1, or of each of several classes.
 
 Reference: Gneiting & Raftery (2007), *Strictly proper scoring rules, prediction, and estimation*.
 """
@@ -75,10 +76,11 @@ def normal_crps(y: Tensor, mean: Tensor, sd: Tensor) -> Tensor:
 
 def classification_scores(y: Tensor, probability: Tensor) -> dict[str, float]:
     """
-    Fraction of wrong classes, mean negative log likelihood, and expected calibration error.
+    Fraction of wrong classes, mean negative log likelihood, and expected calibration error: that of class 1 for two
+    classes, that of the most probable class for several.
 
-    :param y: Classes 0 and 1, `(n,)`.
-    :param probability: Of class 1, `(n,)`.
+    :param y: Classes 0, 1, ..., `(n,)`.
+    :param probability: Of class 1 `(n,)`, or of each class `(n, K)`.
 
     Example:
         >>> import torch
@@ -86,14 +88,34 @@ def classification_scores(y: Tensor, probability: Tensor) -> dict[str, float]:
         >>> {name: round(value, 4) for name, value in scores.items()}
         {'error': 0.5, 'nll': 0.3466, 'calibration_error': 0.25}
     """
-    wrong = (probability >= 0.5).double() != y
-    clamped = probability.double().clamp(1e-12, 1 - 1e-12)  # a sure and wrong answer costs 28, not infinity
-    predicted, observed, count = reliability(y, probability)
+    probability = probability.double()
+    if probability.dim() == 1:
+        probability = torch.stack([1 - probability, probability], -1)
+    classes = y.long().unsqueeze(-1)
+    # A tie of two classes counts as the second; a sure and wrong answer costs 28, not infinity.
+    best = probability.shape[1] - 1 - probability.flip(1).argmax(1)
+    predicted, observed, count = reliability(*sure_of(y, probability))
     return {
-        "error": float(wrong.double().mean()),
-        "nll": float(torch.nn.functional.binary_cross_entropy(clamped, y.double())),
+        "error": float((best != y.long()).double().mean()),
+        "nll": float(-probability.gather(1, classes).clamp(1e-12, 1 - 1e-12).log().mean()),
         "calibration_error": float((count * (predicted - observed).abs()).sum() / count.sum()),
     }
+
+
+def sure_of(y: Tensor, probability: Tensor) -> tuple[Tensor, Tensor]:
+    """
+    What the calibration of a classifier is about: whether a row is of class 1, and that probability; with several
+    classes, whether it is of the most probable one.
+
+    :param y: Classes 0, 1, ..., `(n,)`.
+    :param probability: Of class 1 `(n,)`, or of each class `(n, K)`.
+    """
+    if probability.dim() == 1:
+        return y, probability
+    if probability.shape[1] == 2:
+        return y, probability[:, 1]
+    largest, best = probability.max(1)
+    return (best == y.long()).to(y.dtype), largest
 
 
 def reliability(y: Tensor, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:

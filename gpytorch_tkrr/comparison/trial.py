@@ -26,7 +26,7 @@ class Split:
     Training and test rows.
 
     :param train_x: `(N, D)`.
-    :param train_y: `(N,)`; classes are 0 and 1.
+    :param train_y: `(N,)`; classes are 0, 1, ...
     :param test_x: `(n, D)`.
     :param test_y: `(n,)`.
     """
@@ -92,7 +92,8 @@ def run_trial(name: str, model: Any, task: Task, number: int, split: Split, num_
         end = time.perf_counter()
     after = peak_resident_bytes()
     if isinstance(answer, Distribution):
-        scores, prediction = distribution_scores(split.test_y, answer)
+        with torch.no_grad():
+            scores, prediction = distribution_scores(split.test_y, answer)
         _require_finite(prediction["mean"], "mean")
     else:
         prediction = _checked(answer, task, len(split.test_y))
@@ -143,7 +144,7 @@ def _summary(caught: warnings.WarningMessage) -> str:
 
 def _predict(model: Any, task: Task, x: Tensor) -> Any:
     if task == "classification" and hasattr(model, "predict_proba"):
-        return np.asarray(model.predict_proba(x))[:, 1]
+        return np.asarray(model.predict_proba(x))
     return model.predict(x)
 
 
@@ -161,10 +162,11 @@ def _checked(answer: Any, task: Task, num_rows: int) -> dict[str, Tensor]:
     checked = {}
     for name, part in zip(names, parts, strict=False):
         values = torch.as_tensor(np.asarray(part.detach().cpu() if isinstance(part, Tensor) else part)).double()
-        if values.numel() != num_rows:
+        is_table = name == "probability" and values.dim() == 2 and len(values) == num_rows and values.shape[1] > 1
+        if values.numel() != num_rows and not is_table:
             raise InputError(f"predict returned a {name} of shape {tuple(values.shape)}; expected ({num_rows},).")
         _require_finite(values, name)
-        checked[name] = values.reshape(-1)
+        checked[name] = values if is_table else values.reshape(-1)
     if "sd" in checked and not (checked["sd"] > 0).all():
         raise InputError("predict returned an sd that is not positive.")
     if task == "classification" and not ((0 <= checked["probability"]) & (checked["probability"] <= 1)).all():

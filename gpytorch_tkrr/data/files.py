@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
+import io
 import lzma
 import zipfile
 from abc import abstractmethod
@@ -13,14 +14,18 @@ from contextlib import ExitStack
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .dialect import Dialect
 from .source import BATCH_ROWS, RowSource, release, select_rows
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class TableSource(RowSource):
@@ -91,10 +96,23 @@ class TableSource(RowSource):
             x = np.column_stack(block[:num_inputs])
             yield tuple(torch.from_numpy(part) for part in (x, *block[num_inputs:]))
 
+    def frames(self, start: int, stop: int, names: list[str]) -> Iterator[DataFrame]:
+        """
+        Rows `start` to `stop - 1` as DataFrames, with columns of any kind.
+
+        :param start: The first row.
+        :param stop: The row after the last.
+        :param names: The columns.
+        """
+        import pandas as pd
+
+        for block in self._blocks(start, stop, names):
+            yield pd.DataFrame(dict(zip(names, block, strict=True)))
+
     def _not_numbers(self, name: str, kind: object) -> InputError:
         return InputError(
             f"Column {name!r} of {self.path.name} holds no numbers but {kind}. Name the columns to use in inputs, or "
-            "write it as numbers first (categories as one column of 0 and 1 for each)."
+            "write it as numbers first (for categories: numbers of levels, and TKRR(categorical=...))."
         )
 
 
@@ -171,6 +189,18 @@ class ParquetSource(TableSource):
             if chosen:
                 yield from select_rows(self._read(path, chosen, names), start - begin, stop - begin)
 
+    def frames(self, start: int, stop: int, names: list[str]) -> Iterator[DataFrame]:
+        first = 0
+        for path, sizes in zip(self._files, self._groups, strict=True):
+            for number, size in enumerate(sizes):
+                if first < stop and first + size > start:
+                    with self._open(path) as file:
+                        frame = file.read_row_group(number, columns=names).to_pandas()
+                    kept = frame.iloc[max(start - first, 0) : stop - first].reset_index(drop=True)
+                    for begin in range(0, len(kept), self.batch_rows):
+                        yield kept.iloc[begin : begin + self.batch_rows].reset_index(drop=True)
+                first += size
+
     def _read(self, path: Path, groups: list[int], names: list[str]) -> Iterator[list[np.ndarray]]:
         import pyarrow
 
@@ -200,6 +230,7 @@ class CSVSource(TableSource):
     :param weight: A column of row weights, or None for ones.
     :param batch_rows: Rows per batch.
     :param delimiter: What stands between columns.
+    :param dialect: How the file is written, instead of `delimiter`.
 
     Example:
         >>> import pathlib, tempfile
@@ -212,13 +243,18 @@ class CSVSource(TableSource):
         [([[7.0], [8.0], [9.0]], [1.0, 2.0, 4.0])]
     """
 
-    def __init__(self, path: str | Path, *, delimiter: str = ",", **kwargs: Any):
-        self.delimiter = delimiter
+    def __init__(
+        self, path: str | Path, *, delimiter: str | None = None, dialect: Dialect | None = None, **kwargs: Any
+    ):
+        self.dialect = Dialect(sep=delimiter) if dialect is None else dialect
+        self.delimiter = self.dialect.separator(path)
         super().__init__(path, **kwargs)
 
     def _open(self) -> IO[str]:
         openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-        return openers.get(self.path.suffix, open)(self.path, "rt", encoding="utf-8-sig", errors="replace", newline="")
+        return openers.get(self.path.suffix, open)(
+            self.path, "rt", encoding=self.dialect.encoding or "utf-8-sig", errors="replace", newline=""
+        )  # fmt: skip
 
     def _lines(self, file: IO[str]) -> Iterator[str]:
         """The lines after that of the names, without blank ones."""
@@ -244,6 +280,31 @@ class CSVSource(TableSource):
                 yield list(self._parse(chunk, places, first).T)
                 first += len(chunk)
 
+    def frames(self, start: int, stop: int, names: list[str]) -> Iterator[DataFrame]:
+        import pandas as pd
+
+        places = [self.columns.index(name) for name in names]
+        options = {**self.dialect.options(self.path), "header": None, "usecols": places, "encoding": None}
+        with self._open() as file:
+            lines = islice(self._lines(file), start, stop)
+            first = start
+            while chunk := list(islice(lines, self.batch_rows)):
+                try:
+                    frame = pd.read_csv(io.StringIO("".join(chunk)), names=range(len(self.columns)), **options)
+                except ValueError as error:
+                    raise InputError(
+                        f"{self.path.name} cannot be read after row {first}: {str(error).strip()}"
+                    ) from None
+                if len(frame) != len(chunk):
+                    raise self._line_break()
+                first += len(chunk)
+                frame = frame[places]
+                frame.columns = names
+                yield frame
+
+    def _line_break(self) -> InputError:
+        return InputError(f"{self.path.name} must have one line for each row, but a value in it has a line break.")
+
     def _parse(self, lines: list[str], places: list[int], first: int) -> np.ndarray:
         options: dict[str, Any] = {"delimiter": self.delimiter, "comments": None, "quotechar": '"', "ndmin": 2}
         if all(line.count(self.delimiter) == len(self.columns) - 1 for line in lines):
@@ -253,7 +314,7 @@ class CSVSource(TableSource):
                 pass  # a value is missing, or is no number
         rows = list(csv.reader(lines, delimiter=self.delimiter))  # slower: look at the values one by one
         if len(rows) != len(lines):
-            raise InputError(f"{self.path.name} must have one line for each row, but a value in it has a line break.")
+            raise self._line_break()
         block = np.empty((len(rows), len(places)))
         for i, row in enumerate(rows):
             if len(row) != len(self.columns):
@@ -439,6 +500,9 @@ FORMATS: dict[str, type[TableSource]] = {
     ".csv.gz": CSVSource,
     ".csv.bz2": CSVSource,
     ".csv.xz": CSVSource,
+    ".tsv": CSVSource,
+    ".tsv.gz": CSVSource,
+    ".txt": CSVSource,
     ".npy": NpySource,
     ".npz": NpzSource,
 }
@@ -451,15 +515,17 @@ def open_table(
     inputs: Sequence[str | int] | None = None,
     weight: str | int | None = None,
     batch_rows: int = BATCH_ROWS,
+    dialect: Dialect | None = None,
 ) -> TableSource:
     r"""
-    A file of columns as a source of batches, by the end of its name: .parquet, .csv, .npy or .npz.
+    A file of columns as a source of batches, by the end of its name: .parquet, .csv, .tsv, .npy or .npz.
 
     :param path: The file; a folder is one of Parquet files.
     :param target: The column of the targets: its name, or its number among all columns, from the end if negative.
     :param inputs: The columns of the inputs, in this order; by default all others.
     :param weight: A column of row weights, or None for ones.
     :param batch_rows: Rows per batch.
+    :param dialect: How a text file is written.
 
     Example:
         >>> import pathlib, tempfile
@@ -473,5 +539,6 @@ def open_table(
     name = Path(path).name.lower()
     for suffix, source in FORMATS.items():
         if name.endswith(suffix) or (suffix == ".parquet" and Path(path).is_dir()):
-            return source(path, target=target, inputs=inputs, weight=weight, batch_rows=batch_rows)
+            options: dict[str, Any] = {"dialect": dialect} if source is CSVSource else {}
+            return source(path, target=target, inputs=inputs, weight=weight, batch_rows=batch_rows, **options)
     raise InputError(f"{path}: the name of a file of data must end in {', '.join(FORMATS)}.")

@@ -138,7 +138,7 @@ def fit_als(
         )
     with rollback_on_error(model):
         if new_rows is not None:
-            _append(model, *new_rows)
+            append_rows(model, *new_rows)
         processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
         training = model.training_data(data, processes, memory=memory)
         model.prepare(training)
@@ -214,8 +214,14 @@ def _check_mean(model: TKRR) -> None:
     )
 
 
-def _append(model: TKRR, x: Tensor, y: Tensor) -> None:
-    """New rows; that the posterior is stale need not be said, since a fit follows."""
+def append_rows(model: TKRR, x: Tensor, y: Tensor) -> None:
+    """
+    New rows before a fit; that the posterior is stale need not be said.
+
+    :param model: The model.
+    :param x: Inputs `(n, D)`.
+    :param y: Targets `(n,)`.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StalePosteriorWarning)
         model.append_train_data(x, y)

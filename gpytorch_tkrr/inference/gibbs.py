@@ -38,6 +38,7 @@ from ..features.separable import num_basis_needed
 from ..model.draws import DrawsPosterior
 from ..model.likelihoods.base import Parameters
 from ..model.rollback import rollback_on_error
+from .als import append_rows
 from .diagnostics import effective_sample_size, split_rhat
 from .hyperparameters import Hyperparameters, require_representable
 from .plan import NUM_SCORED, Plan, has_settled
@@ -80,6 +81,7 @@ def fit_gibbs(
     model: TKRR,
     *,
     data: Any = None,
+    new_rows: tuple[Tensor, Tensor] | None = None,
     num_draws: int | None = None,
     num_warmup: int | None = None,
     num_chains: int | None = None,
@@ -95,8 +97,9 @@ def fit_gibbs(
     One sweep visits every factor once and costs as much as half a sweep of :func:`~gpytorch_tkrr.fit_als`. A model that
     has been fitted by ALS is the start of all chains; otherwise they start from the main effects and pairwise
     interactions that the data show. A model that holds draws already is continued, and new draws are added to the old
-    ones, where ``num_warmup=0``; data, mean, box and sizes must be those of the old draws. Kernel and likelihood are
-    left at the posterior mean.
+    ones, where ``num_warmup=0``; data, mean, box and sizes must be those of the old draws. With `new_rows` its chains
+    go on from where they stopped, and the new draws replace the old ones, which did not know these rows. Kernel and
+    likelihood are left at the posterior mean.
 
     A fit that fails or is interrupted (Ctrl-C) leaves the model as it was; pass a `checkpoint` to go on later.
 
@@ -105,6 +108,7 @@ def fit_gibbs(
 
     :param model: The model; its posterior is replaced.
     :param data: See :func:`~gpytorch_tkrr.fit_als`; by default the training data of the model.
+    :param new_rows: `(x, y)` to be appended to the training data of the model first.
     :param num_draws: Draws kept per chain, one per sweep. By default 30, or 40 where there are one or two
         chains.
     :param num_warmup: Sweeps before them, during which proposals are tuned, components that do nothing are dropped, and
@@ -141,8 +145,14 @@ def fit_gibbs(
     ):
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}; got {value}.")
-    earlier = _draws_to_continue(model) if num_warmup == 0 else None
+    if new_rows is not None and data is not None:
+        raise ValueError(
+            "new_rows are appended to the model's own training data; data replaces these. Pass one of them."
+        )
+    earlier = _draws_to_continue(model, is_start=new_rows is not None) if num_warmup == 0 or new_rows else None
     with rollback_on_error(model):
+        if new_rows is not None:
+            append_rows(model, *new_rows)
         processes, checkpoint = as_processes(group), as_checkpoint(checkpoint)
         training = model.training_data(data, processes, memory=memory)
         model.prepare(training)
@@ -155,7 +165,7 @@ def fit_gibbs(
         saved = checkpoint.open(identity, processes)
         try:
             entropy = processes.share(np.random.SeedSequence(seed).entropy)
-            fit = GibbsFit(model, training, earlier, memory, entropy)
+            fit = GibbsFit(model, training, earlier, memory, entropy, extends=new_rows is None)
             plan = fit.choose_plan(num_warmup, num_draws, num_chains)
             if saved is None and isinstance(checkpoint, NoCheckpoint) and processes.size == 1:
                 num_workers = min(plan.num_chains, num_parallel())
@@ -170,9 +180,11 @@ def fit_gibbs(
         return fit.finish(chains)
 
 
-def _draws_to_continue(model: TKRR) -> DrawsPosterior | None:
-    """The draws of an earlier fit, where there are any."""
+def _draws_to_continue(model: TKRR, *, is_start: bool) -> DrawsPosterior | None:
+    """The draws of an earlier fit, where there are any; as a start those that cannot be continued are left aside."""
     if not model.is_fitted or not isinstance(model.posterior, DrawsPosterior):
+        return None
+    if not model.posterior.resume and is_start:
         return None
     if not model.posterior.resume:
         raise InputError(
@@ -223,16 +235,27 @@ class GibbsFit:
 
     :param model: The model.
     :param training: Its data.
-    :param earlier: Draws to be continued, or None.
+    :param earlier: Draws whose last ones the chains start from; None to start anew.
     :param memory: See :func:`fit_gibbs`.
     :param entropy: Where all random numbers come from.
+    :param extends: Whether the draws are added to the earlier ones, which must be those of the same data.
     """
 
     plan: Plan
     held_out: Design | None = None  # rows by which chains are weighed
 
-    def __init__(self, model: TKRR, training: TrainingData, earlier: DrawsPosterior | None, memory: int, entropy: Any):
+    def __init__(
+        self,
+        model: TKRR,
+        training: TrainingData,
+        earlier: DrawsPosterior | None,
+        memory: int,
+        entropy: Any,
+        *,
+        extends: bool = True,
+    ):
         self.model, self.training, self.earlier, self.entropy = model, training, earlier, entropy
+        self.extends = extends
         offset = 0.0
         if model.observation.has_link:
             offset = _link_offset(model, training)
@@ -240,7 +263,7 @@ class GibbsFit:
             offset = _constant_mean(model, training) / training.scale
         self.augmentation = model.observation.augmentation(training.scale, offset)
         self.separable = model.separate()
-        if earlier is not None:
+        if earlier is not None and extends:
             _require_same_target(earlier, _target_identity(model, training.summary))
         bases = [mode.basis for mode in self.separable.modes]
         design = Design(training, bases, memory=memory, weights=model.weights)
@@ -626,13 +649,14 @@ class GibbsFit:
             "weights": weights,
         }
         bases = [mode.basis for mode in self.separable.modes]
+        earlier = self.earlier if self.extends else None
         num_draws = len(chains[0].energies)
         kept = torch.cat([index + i * num_draws for i, index in enumerate(kept_draws(weights, num_draws))])
         posterior = DrawsPosterior(bases, factors, parameters, named, numbers, resume, self.model.weights)
-        rhat, ess = self._diagnose(posterior if self.earlier is None else self.earlier.extended(posterior), len(chains))
+        rhat, ess = self._diagnose(posterior if earlier is None else earlier.extended(posterior), len(chains))
         posterior = posterior.subset(kept)
-        if self.earlier is not None:
-            posterior = self.earlier.extended(posterior)
+        if earlier is not None:
+            posterior = earlier.extended(posterior)
         self.model.set_posterior(posterior)
         if hyper.slots:
             hyper.set_values(torch.stack([draws.mean() for draws in posterior.hyperparameters.values()]))

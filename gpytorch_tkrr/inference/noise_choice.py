@@ -112,6 +112,7 @@ def choose_noise(
     kinds: Sequence[str] | None = None,
     rank: int = RANK,
     num_basis: int | None = None,
+    categorical: Sequence[int] = (),
     seed: int = 0,
 ) -> NoiseChoice:
     """
@@ -122,6 +123,7 @@ def choose_noise(
     :param kinds: Which ones to try, the simplest first; by default all of :data:`NOISES`.
     :param rank: R of the short chains.
     :param num_basis: Sines per input of the short chains; by default the model's own choice.
+    :param categorical: The columns that are categories.
     :param seed: Seed of the rows and the chains.
 
     Example:
@@ -146,7 +148,7 @@ def choose_noise(
     densities: dict[str, Tensor] = {}
     errors: dict[str, float] = {}
     for kind, likelihood in likelihoods.items():
-        model = TKRR(x[rest], y[rest], likelihood.double(), rank=rank, num_basis=num_basis)
+        model = TKRR(x[rest], y[rest], likelihood.double(), rank=rank, num_basis=num_basis, categorical=categorical)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TKRRWarning)  # about rows held out, and chains that are short on purpose
             fit_gibbs(model, num_draws=NUM_DRAWS, num_warmup=NUM_WARMUP, seed=seed)

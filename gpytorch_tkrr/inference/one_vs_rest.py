@@ -37,7 +37,7 @@ class OneVsRest(gpytorch.Module):
 
     :param train_x: Training inputs `(N, D)`, or `(N,)` for one dimension; None for a model that loads a `state_dict`.
     :param labels: Class of each row `(N,)`: a tensor, an array or a list of numbers or strings.
-    :param rank: R of each model.
+    :param rank: R of each model; by default each finds out how many components it needs.
     :param model_options: Further options of :class:`~gpytorch_tkrr.TKRR`; each model gets a copy of its own.
 
     Example:
@@ -56,7 +56,7 @@ class OneVsRest(gpytorch.Module):
         train_x: Tensor | None,
         labels: Tensor | np.ndarray | Sequence[Any] | None,
         *,
-        rank: int = 12,
+        rank: int | None = None,
         **model_options: Any,
     ):
         super().__init__()
@@ -74,15 +74,25 @@ class OneVsRest(gpytorch.Module):
                 self._new_model(train_x, (numbers == c).to(train_x.dtype)) for c in _modelled(self.classes)
             )
 
+    def with_classes(self, classes: Classes) -> OneVsRest:
+        """
+        Give a model that was made without data its classes, each with a model that is still to be fitted.
+
+        :param classes: In increasing order.
+        """
+        self.classes = classes
+        self.models = nn.ModuleList(self._new_model(None, None) for _ in _modelled(classes))
+        return self
+
     def _new_model(self, x: Tensor | None, y: Tensor | None) -> TKRR:
         return TKRR(x, y, BernoulliLikelihood(), rank=self.rank, **copy.deepcopy(self._options))
 
     def fit(
         self,
         *,
-        num_draws: int = 100,
-        num_warmup: int = 100,
-        num_chains: int = 1,
+        num_draws: int | None = None,
+        num_warmup: int | None = None,
+        num_chains: int | None = None,
         seed: int | None = None,
         progress: bool = False,
         memory: int = 2 << 30,
@@ -168,8 +178,7 @@ class OneVsRest(gpytorch.Module):
         """
         with rollback_on_error(self):
             if "_extra_state" in state_dict and len(self.models) == 0:
-                classes = state_dict["_extra_state"]["classes"]
-                self.models.extend(self._new_model(None, None) for _ in _modelled(classes))
+                self.with_classes(state_dict["_extra_state"]["classes"])
             for number, model in enumerate(self.models):  # each makes its kernel and its box
                 prefix = f"models.{number}."
                 part = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}

@@ -31,6 +31,10 @@ def small(name, task):
     contender = CONTENDERS[name](task=task)
     if isinstance(contender, SVGP):
         contender.num_inducing, contender.num_epochs, contender.num_steps, contender.rate = 32, 1, 200, 0.05
+    if name == "tkrr-gibbs":
+        contender.options = {"rank": 6, "num_draws": 40, "num_warmup": 40}
+        if task == "regression":
+            contender.options["noise"] = "gaussian"
     return contender
 
 

@@ -372,9 +372,7 @@ def test_torchrun(tmp_path, method):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "model.pt\n" and (tmp_path / "run.pt").exists()
+    assert result.stdout.count("model.pt\n") == 1 and (tmp_path / "run.pt").exists()
     assert "100%" in result.stderr  # progress, from one of the processes
-    from gpytorch_tkrr.comparison.saved_model import SavedModel
-
-    prediction = SavedModel.load(tmp_path / "model.pt").predict(pandas.DataFrame(columns))
-    assert float((prediction["mean"] - y.numpy()).abs().mean()) < float((y - y.mean()).abs().mean()) / 2
+    prediction = tkrr.load(tmp_path / "model.pt").predict(pandas.DataFrame(columns))
+    assert float(abs(prediction - y.numpy()).mean()) < float((y - y.mean()).abs().mean()) / 2

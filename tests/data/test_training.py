@@ -137,18 +137,21 @@ def test_three_passes_before_the_first_sweep_and_one_for_each_update(name, monke
     assert passes == list(range(3, len(passes) + 3)) and source.num_passes == len(passes) + 3
 
 
-def test_a_file_is_read_once(tmp_path, monkeypatch):
+def test_a_file_is_read_twice(tmp_path, monkeypatch):
+    """Once to find out what its columns are, and once for the fit."""
     pytest.importorskip("pandas")
-    from gpytorch_tkrr.comparison.saved_model import fit_file
+    pytest.importorskip("sklearn")
+    from gpytorch_tkrr.sklearn.streamed import fit_file
 
     x, y = make_data()
     import numpy as np
 
     np.savez(tmp_path / "table.npz", x=x.numpy(), y=y.numpy())
-    passes, rows = [], tkrr.NpzSource.rows
-    monkeypatch.setattr(tkrr.NpzSource, "rows", lambda self, *args: passes.append(args) or rows(self, *args))
-    fit_file(tmp_path / "table.npz", "y", method="tkrr-als", rank=2, num_basis=4)
-    assert passes == [(0, 120)]
+    passes, frames = [], tkrr.NpzSource.frames
+    monkeypatch.setattr(tkrr.NpzSource, "frames", lambda self, *args: passes.append(args[:2]) or frames(self, *args))
+    model = tkrr.sklearn.TKRRRegressor(method="als", rank=2, num_basis=4, random_state=0)
+    fit_file(model, tkrr.open_table(tmp_path / "table.npz", target="y"))
+    assert passes == [(0, 120), (0, 120)]
 
 
 @pytest.mark.parametrize("name", FITS)

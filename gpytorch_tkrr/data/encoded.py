@@ -1,0 +1,64 @@
+"""Files with columns of any kind as sources of numbers: categories, dates and classes are encoded batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .columns import Columns
+from .files import TableSource
+from .source import RowSource
+
+#: Rows of a sample, taken from as many places of the file.
+SAMPLE_ROWS, NUM_PLACES = 5000, 10
+
+
+class EncodedSource(RowSource):
+    r"""
+    The rows of a file as numbers.
+
+    :param table: The file.
+    :param columns: What its inputs are.
+    :param target: Targets `(n,)` as numbers, from the column of the file.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import gpytorch_tkrr as tkrr
+        >>> from gpytorch_tkrr.data.columns import Column, scan
+        >>> from gpytorch_tkrr.data.encoded import EncodedSource
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "flights.csv")
+        ...     _ = path.write_text("delay,carrier\n1,AA\n2,UA\n4,AA\n")
+        ...     table = tkrr.open_table(path, target="delay")
+        ...     columns = scan(table.frames(0, table.num_rows, table.inputs))
+        ...     source = EncodedSource(table, columns, lambda y: y.to_numpy(dtype=float))
+        ...     [(x.tolist(), y.tolist()) for x, y in source]
+        [([[0.0], [1.0], [0.0]], [1.0, 2.0, 4.0])]
+    """
+
+    def __init__(self, table: TableSource, columns: Columns, target: Callable[..., np.ndarray]):
+        self.table, self.columns, self.target = table, columns, target
+
+    @property
+    def num_rows(self) -> int:
+        return self.table.num_rows
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[Tensor, ...]]:
+        names = [*self.table.inputs, self.table.target]
+        for frame in self.table.frames(start, stop, names):
+            x = self.columns.matrix(frame)
+            y = np.asarray(self.target(frame[self.table.target]), dtype=np.float64)
+            yield torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.array(y))
+
+    def sample(self) -> tuple[Tensor, Tensor]:
+        """Rows from all over the file, at most :data:`SAMPLE_ROWS`."""
+        total, size = self.num_rows, SAMPLE_ROWS // NUM_PLACES
+        if total <= SAMPLE_ROWS:
+            parts = list(self)
+        else:
+            starts = np.linspace(0, total - size, NUM_PLACES).astype(int).tolist()
+            parts = [part for start in starts for part in self.rows(start, start + size)]
+        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
