@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import gpytorch
 import torch
@@ -24,14 +27,17 @@ from .svgp import fit_svgp
 
 NUM_BASIS = 40
 RANKS = (5, 10, 15, 20)
+PARTS = ("tkrr", "rff", "additive", "svgp")
 A_HILBERT, A_VFF = "additive Hilbert GP", "A-VFF"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=100_000, help="flights, drawn at random; two thirds train")
-    parser.add_argument("--svgp-epochs", type=int, default=30, help="0 leaves SVGP out")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="which methods to run")
+    parser.add_argument("--previous", type=Path, help="an earlier report: what it holds and is not run is kept")
+    parser.add_argument("--svgp-epochs", type=int, default=30)
     parser.add_argument("--hilbert-steps", type=int, default=100, help="steps of Adam of the additive models")
-    parser.add_argument("--exact-rows", type=int, default=2000, help="training rows of the exact additive GP; 0: none")
+    parser.add_argument("--exact-rows", type=int, default=1000, help="training rows of the exact additive GP; 0: none")
     parser.add_argument("--seed", type=int, default=0)
     datasets.add_arguments(parser)
 
@@ -56,19 +62,18 @@ def run(args: argparse.Namespace) -> Report:
         error = float(errors[name].std()) / len(parts.test_y) ** 0.5
         report.add(method=name, mse=float(errors[name].mean()), mse_se=error, seconds=method.seconds)
 
-    for rank in RANKS:
+    for rank in RANKS if "tkrr" in args.parts else ():
         add(f"T-KRR, R = {rank}", fit_tkrr(x, y, theta, num_basis=NUM_BASIS, rank=rank, generator=generator))
     num_features = NUM_BASIS * max(RANKS)
-    add(f"RFF, {num_features} features", fit_rff(x, y, theta, num_features=num_features, generator=generator))
-    add(A_HILBERT, fit_additive(x, y, steps=args.hilbert_steps, base=RBFKernel, basis=tkrr.Sines()))
-    matern = partial(MaternKernel, nu=1.5)
-    add(A_VFF, fit_additive(x, y, steps=args.hilbert_steps, base=matern, basis=tkrr.VariationalFourier()))
-    report.notes.append(check_additive(errors))
-    if args.exact_rows:
-        name = f"A-GPR, {args.exact_rows} rows"
-        add(name, fit_additive(x[: args.exact_rows], y[: args.exact_rows], steps=args.hilbert_steps, base=RBFKernel))
-    if args.svgp_epochs:
+    if "rff" in args.parts:
+        add(f"RFF, {num_features} features", fit_rff(x, y, theta, num_features=num_features, generator=generator))
+    if "additive" in args.parts:
+        _run_additive(report, args, x, y, add, errors)
+    if "svgp" in args.parts:
         add(f"SVGP, {args.svgp_epochs} epochs", train_svgp(x, y, epochs=args.svgp_epochs))
+    report.rows = keep_earlier(report.rows, args.previous)
+    if args.previous is not None:
+        report.notes.append(f"Measured in this run: {', '.join(args.parts)}; the other rows in an earlier one.")
     report.notes += [
         f"T-KRR and RFF: lengthscale {theta.lengthscale:.3g} (mean standard deviation of the inputs), ridge 100 / N; "
         f"M = {NUM_BASIS}, 10 sweeps.",
@@ -78,6 +83,39 @@ def run(args: argparse.Namespace) -> Report:
         f"Another year and other airports than in the paper, whose numbers do not apply. Data: {data.source}.",
     ]
     return report
+
+
+def _run_additive(
+    report: Report,
+    args: argparse.Namespace,
+    x: Tensor,
+    y: Tensor,
+    add: Callable[[str, Method], None],
+    errors: dict[str, Tensor],
+) -> None:
+    """The additive models; the first two are compared."""
+    add(A_HILBERT, fit_additive(x, y, steps=args.hilbert_steps, base=RBFKernel, basis=tkrr.Sines()))
+    matern = partial(MaternKernel, nu=1.5)
+    add(A_VFF, fit_additive(x, y, steps=args.hilbert_steps, base=matern, basis=tkrr.VariationalFourier()))
+    report.notes.append(check_additive(errors))
+    if args.exact_rows:
+        name = f"A-GPR, {args.exact_rows} rows"
+        add(name, fit_additive(x[: args.exact_rows], y[: args.exact_rows], steps=args.hilbert_steps, base=RBFKernel))
+
+
+def keep_earlier(rows: list[dict[str, Any]], previous: Path | None) -> list[dict[str, Any]]:
+    """
+    The rows of this run, and those of an earlier one for methods that were not run.
+
+    :param rows: Of this run.
+    :param previous: The file of the earlier report; None for none.
+    """
+    if previous is None:
+        return rows
+    earlier = json.loads(previous.read_text(encoding="utf-8"))["rows"]
+    new = {row["method"]: row for row in rows}
+    known = [row["method"] for row in earlier]
+    return [new.get(row["method"], row) for row in earlier] + [row for row in rows if row["method"] not in known]
 
 
 def fit_additive(

@@ -36,6 +36,7 @@ PAGES = {
     "docs/comparing.md": ["pandas", "matplotlib", "cloudpickle"],
     "docs/swapping.md": [],
     "docs/choosing.md": [],
+    "docs/family.md": [],
     "docs/uncertainty.md": [],
     "docs/interpretation.md": ["matplotlib"],
     "docs/scaling.md": [],

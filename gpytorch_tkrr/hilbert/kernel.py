@@ -395,10 +395,13 @@ class HilbertKernel(ReducedRankKernel):
         exact = expansion.prior_variance(x)
         if self.training:
             exact = exact.mean(-1, keepdim=True)
-            if prior.mixing is None and gram_cache is not None:  # the rows are not visited
+            if gram_cache is None:
+                represented = prior.quadratic(features).mean(-1, keepdim=True)
+            elif prior.mixing is None:  # the rows are not visited
                 represented = (gram_cache.mean_square() * prior.variances).sum(-1, keepdim=True)
             else:
-                represented = prior.quadratic(features).mean(-1, keepdim=True)
+                mean_squares = prior.mix_gram(gram_cache()).diagonal(dim1=-2, dim2=-1) / features.shape[-2]
+                represented = (mean_squares * prior.variances).sum(-1, keepdim=True)
         else:
             represented = prior.quadratic(features)
         missing = missing_variance(represented, exact, max(self._ignored, _ROUNDING))
