@@ -26,7 +26,7 @@ from .scores import mean_and_error
 SIZES = {"banana": (12, 12), "spambase": (20, 10)}
 
 #: Multipliers of the penalty; C = 1 / (2 lambda).
-RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
+RIDGES = (1e-5, 1e-4, 1e-3, 1e-2)
 
 Fit = Callable[[Tensor, Tensor, float], Callable[[Tensor], Tensor]]
 
@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    report = Report("hinge", f"Two classes, {args.splits} random splits 90/10: share of wrong classes")
+    name = "hinge" if args.sets == list(SIZES) else f"hinge_{'_'.join(args.sets)}"
+    report = Report(name, f"Two classes, {args.splits} random splits 90/10: share of wrong classes")
     for name in args.sets:
         data = datasets.load(name, data_dir=args.data_dir)
         num_basis, rank = SIZES[name]
