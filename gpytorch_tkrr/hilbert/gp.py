@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -100,6 +101,15 @@ class HilbertGP(GP):
         if data is not None and mean_module is None:
             self.mean_module.initialize(constant=self.sums.shift + self.sums.total / self.sums.count)
         self._strategy: HilbertPredictionStrategy | None = None
+        self._summed = None if source is None else self._functions()  # what the sums are of
+
+    def _functions(self) -> tuple[Hashable, list[Tensor]]:
+        """All that the kernel's functions depend on."""
+        part = hilbert_part(self.covar_module)
+        columns = range(self.sums.rows.shape[-1]) if part.active_dims is None else part.active_dims.tolist()
+        expansion = part.expansion(len(columns))
+        parameters = [tensor.detach().double().cpu() for tensor in expansion.basis_parameters()]
+        return (expansion.structure, tuple(columns)), parameters
 
     @property
     def train_inputs(self) -> tuple[Tensor]:
@@ -126,9 +136,17 @@ class HilbertGP(GP):
             if summed.numel() and not torch.equal(part.basis(num_columns), summed):
                 part.set_basis(summed)
             part.keep_basis()
+            if self._summed is not None and not _are_same(self._summed, self._functions()):
+                raise InputError(
+                    "The kernel's functions are others than those that the sums over the data are of, and the data are "
+                    "not there to be read again. Make the model anew from the data."
+                )
+            self._summed = self._functions()
             return
         part.follow()
-        if not torch.equal(part.basis(num_columns), summed):
+        functions = self._functions()
+        if self._summed is None or not _are_same(self._summed, functions):
+            self._summed = functions
             self.sums, self._strategy = collect_sums(self.covar_module, self._source, self._processes), None
 
     def _missing(self) -> Tensor:
@@ -216,11 +234,18 @@ class HilbertGP(GP):
         return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        self._strategy = None
+        self._strategy, self._summed = None, None
         super()._load_from_state_dict(*args)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_strategy": None, "_source": None}
+
+
+def _are_same(left: tuple[Hashable, list[Tensor]], right: tuple[Hashable, list[Tensor]]) -> bool:
+    """Whether functions are the same, up to the rounding of a model that has been in single precision."""
+    return left[0] == right[0] and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=1e-6, atol=0.0) for a, b in zip(left[1], right[1], strict=True)
+    )
 
 
 def _check_kernel(kernel: Kernel) -> None:

@@ -235,3 +235,26 @@ def test_a_state_brings_its_basis():
     x = torch.rand(2, 2, dtype=torch.float64)
     assert torch.equal(other.eval()(x).mean, model.eval()(x).mean)
     assert kernel.num_basis == (8, 6)
+
+
+def test_sums_are_those_of_the_kernel_that_is_asked():
+    """Another column, or another period that is not trained: as many functions, but others."""
+    x = torch.rand(60, 2, dtype=torch.float64)
+    y, test_x = torch.sin(6 * x[:, 0]), torch.rand(5, 2, dtype=torch.float64)
+
+    def make(column):
+        kernel = gpytorch.kernels.RBFKernel(active_dims=[column]).double()
+        domain = tkrr.Domain([0.5, 0.5], [3.0, 3.0])
+        return tkrr.HilbertGP(
+            (x, y), gpytorch.likelihoods.GaussianLikelihood().double(), tkrr.HilbertKernel(kernel, domain, 12)
+        ).eval()
+
+    with torch.no_grad():
+        model, fresh = make(1), make(0)
+        model(test_x)
+        copied = copy.deepcopy(model)
+        for each in (model, copied):
+            each.train().covar_module.base_kernel = gpytorch.kernels.RBFKernel(active_dims=[0]).double()
+        torch.testing.assert_close(model.eval()(test_x).mean, fresh(test_x).mean)
+        with pytest.raises(tkrr.InputError, match="Make the model anew"):
+            copied.eval()(test_x)
