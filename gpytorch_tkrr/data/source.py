@@ -354,6 +354,7 @@ def checked_batches(
     *,
     targets: Callable[[Tensor], Tensor] | None = None,
     device: torch.device | None = None,
+    allow_missing: bool = False,
 ) -> Iterator[Batch]:
     """
     All batches that are not empty; values that are not finite are an error that names the first row with one.
@@ -361,18 +362,20 @@ def checked_batches(
     :param source: See :func:`as_source`.
     :param targets: See :func:`read_batch`.
     :param device: See :func:`read_batch`.
+    :param allow_missing: Whether inputs may be NaN.
     """
     first_row = getattr(source, "first_row", 0)
     for parts in source:
         batch = read_batch(parts, targets=targets, device=device)
         if batch.num_rows:
-            _check_finite(batch, first_row)
+            _check_finite(batch, first_row, allow_missing)
             first_row += batch.num_rows
             yield batch
 
 
-def _check_finite(batch: Batch, offset: int) -> None:
-    finite = {"inputs": torch.isfinite(batch.x).all(-1), "targets": torch.isfinite(batch.y)}
+def _check_finite(batch: Batch, offset: int, allow_missing: bool) -> None:
+    inputs = torch.isfinite(batch.x) | batch.x.isnan() if allow_missing else torch.isfinite(batch.x)
+    finite = {"inputs": inputs.all(-1), "targets": torch.isfinite(batch.y)}
     if batch.weight is not None:
         finite["weights"] = torch.isfinite(batch.weight) & (batch.weight > 0)
     bad = ~torch.stack(list(finite.values())).all(0)

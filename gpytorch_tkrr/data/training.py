@@ -44,6 +44,7 @@ class Summary:
     :param fingerprint: :math:`\sum_n \max(\pm y_n, 0) |x_{nd}|`, `(2, D)`, the same for the same rows in
         whatever order and batches.
     :param stride: The sample holds one row in so many.
+    :param missing: How many rows have no value (NaN) in each column, `(D,)`; None where none lacks one.
     :param levels: For each column its distinct values, in order, where all of them are whole numbers and not too many;
         None for others.
     :param ends: The smallest and the largest target.
@@ -71,6 +72,7 @@ class Summary:
     stride: int = 1
     levels: tuple[Tensor | None, ...] = ()
     ends: tuple[float, float] = (-math.inf, math.inf)
+    missing: Tensor | None = None
 
     def __post_init__(self):
         while self.sample.shape[0] > SAMPLE_ROWS:
@@ -79,7 +81,11 @@ class Summary:
 
     def num_distinct(self) -> list[int]:
         """How many distinct values each column of the sample has."""
-        return [int(column.unique().numel()) for column in self.sample.mT]
+        return [int(column[~column.isnan()].unique().numel()) for column in self.sample.mT]
+
+    def num_missing(self) -> list[int]:
+        """How many rows have no value in each column."""
+        return [0] * self.num_dims if self.missing is None else self.missing.tolist()
 
     def to(self, device: torch.device | str) -> Summary:
         """
@@ -90,7 +96,8 @@ class Summary:
         names = ("lower", "upper", "sample", "sample_weight", "fingerprint")
         moved = {name: getattr(self, name).to(device) for name in names}
         levels = tuple(None if column is None else column.to(device) for column in self.levels)
-        return replace(self, levels=levels, **moved)
+        missing = None if self.missing is None else self.missing.to(device)
+        return replace(self, levels=levels, missing=missing, **moved)
 
     def __add__(self, other: Summary) -> Summary:
         if self.num_dims != other.num_dims:
@@ -113,6 +120,7 @@ class Summary:
             stride,
             tuple(map(_joined, self.levels, other.levels)),
             (min(self.ends[0], other.ends[0]), max(self.ends[1], other.ends[1])),
+            _added(self.missing, other.missing),
         )
 
 
@@ -128,6 +136,7 @@ class TrainingData:
     :param processes: The processes that share the data; the summary is that of all of them.
     :param device: Where batches are moved to; by default they stay where they are.
     :param memory: Bytes that the kept rows may take.
+    :param allow_missing: Whether inputs may be NaN.
 
     :ivar summary: The summary of all rows.
     :ivar first_row: How many rows the processes before this one hold.
@@ -142,8 +151,10 @@ class TrainingData:
         processes: Processes = ONE_PROCESS,
         device: torch.device | None = None,
         memory: int = 0,
+        allow_missing: bool = False,
     ):
         self.source = source
+        self.allow_missing = allow_missing
         self.targets = targets
         self.processes = processes
         self.device = device
@@ -223,6 +234,7 @@ class TrainingData:
         if not present:
             raise InputError("There are no rows of data.")
         total = reduce(operator.add, present)
+        _require_values(total)
         _require_moderate(total)
         before = [summary.num_rows for summary in summaries[: self.processes.rank] if summary is not None]
         return total if self.device is None else total.to(self.device), sum(before), all(kept)
@@ -232,7 +244,10 @@ class TrainingData:
         total: Summary | None = None
         kept: list[Batch] | None = []
         left = self.memory
-        for batch in checked_batches(self.source, targets=self.targets, device=self.device):
+        batches = checked_batches(
+            self.source, targets=self.targets, device=self.device, allow_missing=self.allow_missing
+        )
+        for batch in batches:
             summary = _summary(batch)
             total = summary if total is None else total + summary
             left -= 8 * batch.x.numel() + 16 * batch.num_rows
@@ -271,17 +286,39 @@ def _summary(batch: Batch) -> Summary:
     mass = float(weight.sum())
     mean = float(weight @ batch.y) / mass
     variance = float(weight @ (batch.y - mean) ** 2) / mass
-    lower, upper = batch.x.amin(0), batch.x.amax(0)
+    missing = batch.x.isnan()
+    has_missing = bool(missing.any())
+    if has_missing:
+        lower = torch.where(missing, torch.inf, batch.x).amin(0)
+        upper = torch.where(missing, -torch.inf, batch.x).amax(0)
+    else:
+        lower, upper = batch.x.amin(0), batch.x.amax(0)
     x, fingerprint = batch.x.clone(), _fingerprint(batch)
     levels = tuple(_levels(*column) for column in zip(batch.x.mT, lower, upper, strict=True))
     ends = float(batch.y.min()), float(batch.y.max())
     return Summary(
-        batch.num_rows, x.shape[1], mean, variance, lower, upper, mass, x, weight, fingerprint, levels=levels, ends=ends
+        batch.num_rows,
+        x.shape[1],
+        mean,
+        variance,
+        lower,
+        upper,
+        mass,
+        x,
+        weight,
+        fingerprint,
+        levels=levels,
+        ends=ends,
+        missing=missing.sum(0) if has_missing else None,
     )
 
 
 def _levels(column: Tensor, lower: Tensor, upper: Tensor) -> Tensor | None:
     """The distinct values of a column of whole numbers, where they lie close together or are few."""
+    if not bool(torch.isfinite(lower)):
+        return column.new_empty(0)  # no value here, others may follow
+    if bool(column.isnan().any()):
+        column = column[~column.isnan()]
     head = column[:16]
     if not bool((head == head.round()).all()) or not bool((column == column.round()).all()):
         return None
@@ -290,6 +327,18 @@ def _levels(column: Tensor, lower: Tensor, upper: Tensor) -> Tensor | None:
     else:
         levels = column.unique()
     return levels if len(levels) <= MAX_LEVELS else None
+
+
+def _added(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    """The counts of two parts."""
+    return right if left is None else left if right is None else left + right
+
+
+def _require_values(summary: Summary) -> None:
+    """An error where a column has no value at all."""
+    empty = ~torch.isfinite(summary.lower)
+    if empty.any():
+        raise InputError(f"Column {int(empty.nonzero()[0, 0])} of the inputs holds no value, only NaN. Leave it out.")
 
 
 def _joined(left: Tensor | None, right: Tensor | None) -> Tensor | None:
@@ -308,7 +357,7 @@ def _copy(batch: Batch) -> Batch:
 
 def _fingerprint(batch: Batch) -> Tensor:
     """See :class:`Summary`; sums of positive numbers, so that rounding stays relative."""
-    return torch.stack([batch.y.clamp(min=0), -batch.y.clamp(max=0)]) @ batch.x.abs()
+    return torch.stack([batch.y.clamp(min=0), -batch.y.clamp(max=0)]) @ batch.x.abs().nan_to_num(0.5)
 
 
 def summarise(data: Any, *, group: Any = None) -> Summary:

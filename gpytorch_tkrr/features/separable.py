@@ -9,7 +9,7 @@ This is the kernel tree read input by input.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -22,6 +22,7 @@ from ..bases.basis import Basis, ConcatenatedBasis, ConstantBasis, SpectralBasis
 from ..bases.covariance import Covariance, block_diagonal
 from ..bases.domain import Domain
 from ..bases.index_set import FullTensor
+from ..bases.integrated import IntegratedBasis
 from ..bases.levels import LevelBasis
 from ..errors import SizeError
 from .expansion import BasisFamily, Box, Product, Term
@@ -133,7 +134,7 @@ class Mode:
     def __init__(self, terms: Sequence[Term]):
         others = [term for term in terms if not isinstance(term.basis, SpectralBasis)]
         self.terms = (*others, *_merged([term for term in terms if isinstance(term.basis, SpectralBasis)]))
-        self.basis = ConcatenatedBasis(*(term.basis.detach() for term in self.terms))
+        self.basis: Basis = ConcatenatedBasis(*(term.basis.detach() for term in self.terms))
 
     @property
     def num_functions(self) -> int:
@@ -161,7 +162,21 @@ class Mode:
         :param x: Inputs `(...)`.
         :return: `(...)`, float64.
         """
-        return reduce(torch.add, (term.prior_variance(x) for term in self.terms)).expand(x.shape)
+        missing = x.isnan() if isinstance(self.basis, IntegratedBasis) else None
+        if missing is None or not missing.any():
+            return reduce(torch.add, (term.prior_variance(x) for term in self.terms)).expand(x.shape)
+        known = torch.where(missing, torch.zeros_like(x), x)
+        exact = reduce(torch.add, (term.prior_variance(known) for term in self.terms)).expand(x.shape)
+        return torch.where(missing, self.represented_variance(x), exact)
+
+    def integrate_missing(self, moments: Callable[[Basis], tuple[Tensor, Tensor]]) -> None:
+        """
+        Let the input be NaN where it is missing: its functions are then integrated.
+
+        :param moments: Mean `(M,)` and covariance `(M, M)` of functions under the distribution of the input.
+        """
+        basis = self.basis
+        self.basis = IntegratedBasis(basis, lambda: moments(basis))
 
     def represented_variance(self, x: Tensor) -> Tensor:
         r"""
@@ -202,6 +217,7 @@ def has_levels(basis: Basis) -> bool:
 
     :param basis: The functions.
     """
+    basis = basis.basis if isinstance(basis, IntegratedBasis) else basis
     parts = basis.bases if isinstance(basis, ConcatenatedBasis) else (basis,)
     return any(isinstance(part, LevelBasis) for part in parts)
 

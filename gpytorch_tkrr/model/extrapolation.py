@@ -73,7 +73,8 @@ class TrainingRange:
         slack = ROUNDING * torch.maximum(self.upper.abs(), self.lower.abs())
         outside = (x < (self.lower - slack).to(x)) | (x > (self.upper + slack).to(x))
         for d, levels in self.levels.items():
-            outside[..., d] = ~torch.isin(x[..., d].detach().double(), levels.to(x.device))
+            values = x[..., d].detach().double()
+            outside[..., d] = ~(torch.isin(values, levels.to(x.device)) | values.isnan())
         return outside
 
     def nearest(self, x: Tensor, margin: float = 0.0) -> Tensor:

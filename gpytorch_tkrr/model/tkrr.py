@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ from .laplace import LaplacePosterior, laplace_blocks
 from .likelihoods.base import Observation, observe
 from .likelihoods.heteroskedastic import HeteroskedasticObservation, factors_of
 from .log_noise import LogNoise
+from .measure import EmpiricalMeasure, Measure
+from .missing import spread_of_missing
 from .posterior import Posterior, PosteriorCovariance
 from .prediction import Prediction
 from .rollback import rollback_on_error
@@ -89,6 +92,10 @@ class TKRR(GP):
     :param mean_module: The mean; by default a ConstantMean that a fit sets to the mean of the targets.
     :param warp: A map of the inputs that kernel and box see, not the mean. True for :meth:`InputWarp.from_data` of the
         training inputs; by default none.
+    :param missing: What is done with inputs that are NaN: by default they are an error. With ``"integrate"`` they are
+        missing, and f is integrated over the distribution of their column among the training rows (a sample of 16 384
+        of them where they are more); a Measure such as :class:`~gpytorch_tkrr.UniformMeasure` gives another one. See
+        :mod:`gpytorch_tkrr.model.missing` for what is exact.
     :param categorical: The columns that the default kernel takes as categories: whole numbers without an order. A
         kernel of your own says so itself (:class:`~gpytorch_tkrr.CategoricalKernel`).
     :param weights: The format of the weights, by default :class:`~gpytorch_tkrr.CP`; or a
@@ -125,6 +132,7 @@ class TKRR(GP):
         warp: InputWarp | bool | None = None,
         categorical: Sequence[int] = (),
         weights: WeightFormat | None = None,
+        missing: Measure | str | None = None,
     ):
         super().__init__()
         observe(likelihood).check()
@@ -147,6 +155,13 @@ class TKRR(GP):
                 "IndicatorKernel for such columns."
             )
         self.categorical = tuple(int(d) for d in categorical)
+        if not (missing is None or missing == "integrate" or isinstance(missing, Measure)):
+            raise InputError(
+                f"missing must be 'integrate', a Measure such as EmpiricalMeasure(x), or None; got {missing!r}."
+            )
+        self.missing = missing
+        self._measure = missing if isinstance(missing, Measure) else None  # of inputs that are missing
+        self._missing_moments: dict[Any, tuple[Tensor, Tensor]] = {}
         self.covar_module = kernel
         self.domain = domain
         self.warp = warp if isinstance(warp, InputWarp) else None
@@ -166,7 +181,7 @@ class TKRR(GP):
         if train_x is not None and train_y is not None:
             self.feature_names = list(train_x.columns) if hasattr(train_x, "columns") else None
             self.train_inputs, self.train_targets = self._checked_rows(train_x, train_y)
-            summary = TrainingData(self._source(), targets=self.observation.encode).summary
+            summary = self._summarise()
             self._choose(summary)
             self._prepare_observation(summary)
             self.training_range = self._range_of(summary)
@@ -202,13 +217,32 @@ class TKRR(GP):
     def separate(self) -> SeparableKernel:
         """The kernel, read mode by mode at its current hyperparameters."""
         num_dims = self.num_dims
-        assert self.covar_module is not None and self.domain is not None
-        return separate(self.covar_module, self.domain, self.num_basis, num_dims, self.family)
+        return self._separate(num_dims, self.domain, self.num_basis)
+
+    def _separate(self, num_dims: int, domain: Domain | None, num_basis: int | tuple[int, ...]) -> SeparableKernel:
+        assert self.covar_module is not None and domain is not None
+        separable = separate(self.covar_module, domain, num_basis, num_dims, self.family)
+        if self._measure is not None:
+            for d, mode in enumerate(separable.modes):
+                mode.integrate_missing(partial(self._moments_of_missing, d, num_dims))
+        return separable
+
+    @torch.no_grad()
+    def _moments_of_missing(self, d: int, num_dims: int, basis: Basis) -> tuple[Tensor, Tensor]:
+        """Mean and covariance of functions of an input that is missing."""
+        assert self._measure is not None
+        key = (d, basis.structure, *(tuple(p.reshape(-1).tolist()) for p in basis.parameters()))
+        if key not in self._missing_moments:
+            if len(self._missing_moments) > 4 * num_dims:
+                self._missing_moments.clear()
+            warped = lambda x: self._warped(x.double().unsqueeze(-1).expand(-1, num_dims))[:, d]  # noqa: E731
+            self._missing_moments[key] = self._measure.moments(d, lambda x: basis(warped(x)))
+        return self._missing_moments[key]
 
     def separate_as_fitted(self) -> SeparableKernel:
         """The same on the box and with the counts of the posterior, which :meth:`resize` may have left behind."""
         assert self.covar_module is not None and self._fitted_with is not None
-        return separate(self.covar_module, *self._fitted_with, self.num_dims, self.family)
+        return self._separate(self.num_dims, *self._fitted_with)
 
     def prepare(self, data: Any = None) -> None:
         """
@@ -255,11 +289,12 @@ class TKRR(GP):
 
         :param summary: The data.
         """
-        assert self.covar_module is not None and self.domain is not None
-        return separate(self.covar_module, self.domain, self.num_basis, summary.num_dims, self.family)
+        return self._separate(summary.num_dims, self.domain, self.num_basis)
 
     def _range_of(self, summary: Summary) -> TrainingRange:
-        """What the model has seen of each column."""
+        """What the model has seen of each column; also the distribution of missing values, the first time."""
+        if self.missing == "integrate" and self._measure is None:
+            self._measure = EmpiricalMeasure(summary.sample)
         seen = {d: summary.levels[d] for d in self.separate_for(summary).categorical}
         levels = {d: values for d, values in seen.items() if values is not None}
         return TrainingRange(summary.lower, summary.upper, summary.variance, levels, summary.ends)
@@ -359,7 +394,7 @@ class TKRR(GP):
 
     def _checked_rows(self, x: Any, y: Any) -> tuple[tuple[Tensor], Tensor]:
         """Inputs and targets as the model keeps them."""
-        return _checked(x, y)
+        return _checked(x, y, allow_missing=self.missing is not None)
 
     def mode_inputs(self, x: Tensor) -> Tensor:
         """
@@ -397,9 +432,21 @@ class TKRR(GP):
         parameter = next(self.parameters(), None)
         device = None if parameter is None else parameter.device
         observation = self.observation
-        training = TrainingData(source, targets=observation.encode, processes=processes, device=device, memory=memory)
+        training = TrainingData(
+            source,
+            targets=observation.encode,
+            processes=processes,
+            device=device,
+            memory=memory,
+            allow_missing=self.missing is not None,
+        )
         observation.check_rows(training.summary.num_rows)
         return training
+
+    def _summarise(self) -> Summary:
+        """The summary of the model's own training data."""
+        allowed = self.missing is not None
+        return TrainingData(self._source(), targets=self.observation.encode, allow_missing=allowed).summary
 
     def center(self, training: TrainingData) -> None:
         """
@@ -436,12 +483,13 @@ class TKRR(GP):
                     f"{old.device}; found {tuple(new.shape)}, {new.dtype}, {new.device}). Pass strict=False."
                 )
         if self.domain is not None:
-            rows = as_inputs(self.mode_inputs(x))
-            check_inside(self.domain, rows.amin(0), rows.amax(0))
+            rows = as_inputs(self.mode_inputs(x), allow_missing=self.missing is not None)
+            lower, upper = (torch.where(rows.isnan(), end, rows) for end in (torch.inf, -torch.inf))
+            check_inside(self.domain, lower.amin(0), upper.amax(0))
         with rollback_on_error(self):
             self.train_inputs, self.train_targets = (x,), y
             if self.domain is None or self.covar_module is None:
-                self._choose(TrainingData(self._source(), targets=self.observation.encode).summary)
+                self._choose(self._summarise())
         if self.is_fitted and not self.is_stale:
             self.is_stale = True
             warnings.warn(
@@ -599,6 +647,9 @@ class TKRR(GP):
             missing = self._missing_variance(warped)
             if missing is not None:
                 variances = missing if variances is None else variances + missing
+            lost = spread_of_missing(posterior, warped)
+            if lost is not None:
+                variances = lost if variances is None else variances + lost
             unknown = self._unknown_variance(x)
             if unknown is not None:
                 spread = f.var(0, correction=0)
@@ -769,6 +820,9 @@ class TKRR(GP):
         missing = self._missing_variance(warped)
         if missing is not None:
             covariance = covariance + DiagLinearOperator(missing.to(x.dtype))
+        lost = None if self._measure is None else spread_of_missing(posterior, warped.reshape(-1, x.shape[-1]))
+        if lost is not None:
+            covariance = covariance + DiagLinearOperator(lost.mean(0).reshape(x.shape[:-1]).to(x.dtype))
         unknown = self._unknown_variance(x)
         if unknown is not None:
             lacking = (unknown.to(x.dtype) - covariance.diagonal(dim1=-1, dim2=-2)).clamp(min=0)
@@ -783,8 +837,10 @@ class TKRR(GP):
             raise NotFittedError("The model has neither kernel nor data. Give one of them, or load a state_dict.")
         if x.shape[-1] != self.num_dims:
             raise InputError(f"Inputs must have {self.num_dims} columns; got shape {tuple(x.shape)}.")
-        if finite and not torch.isfinite(x).all():
-            raise InputError("The test inputs hold NaN or infinite values.")
+        if finite and (bool(x.isinf().any()) or (self.missing is None and bool(x.isnan().any()))):
+            raise InputError(
+                "The test inputs hold NaN or infinite values. (A model with missing='integrate' takes NaN as missing.)"
+            )
         return x
 
     def _known_posterior(self) -> Posterior:
@@ -830,6 +886,8 @@ class TKRR(GP):
         if self.training_range is not None:
             known = self.training_range
             state["range"] = (known.lower, known.upper, known.variance, known.levels, known.ends)
+        if self.missing == "integrate" and isinstance(self._measure, EmpiricalMeasure):
+            state["missing"] = self._measure.x
         if self.categorical:
             state["categorical"] = self.categorical
         if self._posterior is not None:
@@ -858,6 +916,9 @@ class TKRR(GP):
         self.training_range = TrainingRange(*state["range"]) if "range" in state else None
         self.is_flat_outside = state.get("flat_outside", False)
         self.categorical = tuple(state.get("categorical", ()))
+        if "missing" in state:
+            self.missing, self._measure = "integrate", EmpiricalMeasure(state["missing"])
+            self._missing_moments = {}
         self._posterior, self._fitted_with, self._loaded = None, None, state if "posterior" in state else None
         if self._loaded is not None:
             name, strength = state["penalty"]
@@ -938,9 +999,9 @@ def _as_format(rank: int | None, weights: WeightFormat | None) -> WeightFormat:
     return weights
 
 
-def _checked(x: Any, y: Any) -> tuple[tuple[Tensor], Tensor]:
+def _checked(x: Any, y: Any, *, allow_missing: bool = False) -> tuple[tuple[Tensor], Tensor]:
     x, y = (as_tensor(part) if isinstance(part, np.ndarray) or is_frame(part) else part for part in (x, y))
-    as_inputs(x)
+    as_inputs(x, allow_missing=allow_missing)
     if not x.is_floating_point():
         raise InputError(f"Inputs must be floating-point tensors; got {x.dtype}. Use x.double().")
     x = x.unsqueeze(-1) if x.dim() == 1 else x

@@ -73,7 +73,8 @@ class InputWarp(nn.Module):
             width = upper[d] - lower[d]
             if width == 0 or d in keep:
                 continue
-            quantiles, ranks = _quantiles(torch.cat([x[:, d], lower[d : d + 1], upper[d : d + 1]]))
+            column = x[:, d][~x[:, d].isnan()]
+            quantiles, ranks = _quantiles(torch.cat([column, lower[d : d + 1], upper[d : d + 1]]))
             if (ranks - (quantiles - lower[d]) / width).abs().max() > CROWDED:
                 columns.append(d)
                 knots.append(quantiles)
