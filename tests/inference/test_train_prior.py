@@ -173,9 +173,13 @@ def _check_calibration(num_fits, num_warmup, num_draws, thin):
         assert scipy.stats.kstest(values, "uniform").pvalue > 1e-3, np.sort(values).round(2)
 
 
+def test_ranks_are_uniform():
+    _check_calibration(24, 30, 40, 5)
+
+
 @pytest.mark.slow
 def test_many_ranks_are_uniform():
-    _check_calibration(200, 80, 160, 10)
+    _check_calibration(120, 60, 120, 10)
 
 
 def make_data(num_rows=150):
