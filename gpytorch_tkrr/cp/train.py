@@ -46,13 +46,17 @@ class TrainWeights(Weights):
 
     :param factors: Whitened cores, D tensors `(r_{d-1} r_d, M_d)`.
     :param scale: What W is multiplied by.
-    :param center: The mode around which all other cores are orthogonal; None where the form is another one.
+    :param center: The mode whose core carries the norm; None where the form is another one.
+    :param is_orthogonal: Whether all cores but that one are known to be orthogonal.
     """
 
-    def __init__(self, factors: Sequence[Tensor], scale: float = 1.0, center: int | None = None):
+    def __init__(
+        self, factors: Sequence[Tensor], scale: float = 1.0, center: int | None = None, is_orthogonal: bool = False
+    ):
         self.factors = [factor.detach().double() for factor in factors]
         self.bonds = bond_sizes([len(factor) for factor in self.factors])
         self.scale, self.center = scale, center
+        self.is_orthogonal = is_orthogonal
 
     def core(self, d: int) -> Tensor:
         """
@@ -75,6 +79,10 @@ class TrainWeights(Weights):
         return self.scale * self.factors[d]
 
     def set_factor(self, d: int, factor: Tensor) -> None:
+        self.is_orthogonal = self.is_orthogonal and d == self.center
+        self._set(d, factor)
+
+    def _set(self, d: int, factor: Tensor) -> None:
         self.factors[d] = factor.reshape(-1, factor.shape[-1])
 
     def replace(self, d: int, factor: Tensor, norms: Tensor) -> None:
@@ -95,6 +103,7 @@ class TrainWeights(Weights):
         """
         self.center = self.num_dims - 1
         self.move_to(0)
+        self.is_orthogonal = True
 
     def move_to(self, d: int) -> tuple[list[int], list[Turn]]:
         """
@@ -118,16 +127,16 @@ class TrainWeights(Weights):
         """Make core d orthogonal seen from the left; what products to the right of its bond are multiplied by."""
         core = self.core(d)
         q, r = torch.linalg.qr(core.transpose(1, 2).reshape(-1, core.shape[1]))  # (r M, r')
-        self.set_factor(d, q.reshape(core.shape[0], -1, core.shape[1]).transpose(1, 2))
-        self.set_factor(d + 1, torch.einsum("ab,bcm->acm", r, self.core(d + 1)))
+        self._set(d, q.reshape(core.shape[0], -1, core.shape[1]).transpose(1, 2))
+        self._set(d + 1, torch.einsum("ab,bcm->acm", r, self.core(d + 1)))
         return r
 
     def _pass_left(self, d: int) -> Tensor:
         """Make core d orthogonal seen from the right; what products to the left of its bond are multiplied by."""
         core = self.core(d)
         q, r = torch.linalg.qr(core.reshape(core.shape[0], -1).mT)  # (r' M, r)
-        self.set_factor(d, q.mT.reshape(core.shape))
-        self.set_factor(d - 1, torch.einsum("abm,cb->acm", self.core(d - 1), r))
+        self._set(d, q.mT.reshape(core.shape))
+        self._set(d - 1, torch.einsum("abm,cb->acm", self.core(d - 1), r))
         return r
 
     def balance(self) -> None:
@@ -143,7 +152,7 @@ class TrainWeights(Weights):
 
     def _symmetric(self) -> list[Tensor]:
         copy = self.clone()
-        copy.move_to(0)
+        copy.normalise(lambda _, factor: factor.norm(dim=-1))
         before = copy.factors[0].new_ones(1)  # what the left side of a core has been multiplied by
         for d in range(self.num_dims - 1):
             core = copy.core(d)
@@ -158,6 +167,8 @@ class TrainWeights(Weights):
         return copy.factors
 
     def frobenius_form(self, d: int) -> Tensor:
+        if self.is_orthogonal and d == self.center:
+            return torch.eye(len(self.factors[d])).to(self.factors[d])
         left = right = self.factors[0].new_ones(1, 1)
         for k in range(d):
             left = torch.einsum("ab,acm,bem->ce", left, self.core(k), self.core(k))
@@ -166,17 +177,22 @@ class TrainWeights(Weights):
         return torch.kron(left.contiguous(), right.contiguous())
 
     def squared_norm(self) -> Tensor:
-        factor = self.factors[0]
-        return self.scale**2 * (self.frobenius_form(0) * (factor @ factor.mT)).sum()
+        d = 0 if self.center is None else self.center
+        return self.scale**2 * (self.frobenius_form(d) * (self.factors[d] @ self.factors[d].mT)).sum()
 
     def clone(self) -> TrainWeights:
-        return TrainWeights(self.factors, self.scale, self.center)
+        return TrainWeights(self.factors, self.scale, self.center, self.is_orthogonal)
 
     def to(self, device: torch.device) -> TrainWeights:
-        return TrainWeights([factor.to(device) for factor in self.factors], self.scale, self.center)
+        return TrainWeights([factor.to(device) for factor in self.factors], self.scale, self.center, self.is_orthogonal)
 
     def state(self) -> dict[str, Any]:
-        return {"factors": list(self.factors), "scale": self.scale, "center": self.center}
+        return {
+            "factors": list(self.factors),
+            "scale": self.scale,
+            "center": self.center,
+            "is_orthogonal": self.is_orthogonal,
+        }
 
 
 def _inverse(values: Tensor) -> Tensor:
@@ -282,7 +298,7 @@ class TensorTrain(WeightFormat):
         return TrainWeights(factors)
 
     def restore(self, state: dict[str, Any]) -> TrainWeights:
-        return TrainWeights(state["factors"], state["scale"], state["center"])
+        return TrainWeights(*(state[name] for name in ("factors", "scale", "center", "is_orthogonal")))
 
     def num_components(self, num_dims: int) -> int:
         assert self.rank is not None

@@ -294,3 +294,12 @@ def test_one_input_and_a_start_from_als():
     tkrr.fit_als(model, seed=0)
     tkrr.fit_gibbs(model, num_warmup=5, num_draws=5, seed=0)
     assert (model.predict(x).mean - y).square().mean().sqrt() < 0.15
+
+
+def test_several_classes():
+    x, y = make_data()
+    labels = (y > y.quantile(0.3)).long() + (y > y.quantile(0.7)).long()
+    model = tkrr.OneVsRest(x, labels, weights=tkrr.TensorTrain(2), num_basis=5)
+    model.fit(num_draws=8, num_warmup=12, seed=0)
+    assert all(each.weights.kind == "train" for each in model.models)
+    assert (model.class_probabilities(x).argmax(-1) == labels).double().mean() > 0.8
