@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 from typing import Any
 
@@ -200,12 +201,38 @@ def bayesopt_table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def formats_table(report: dict[str, Any]) -> str:
+    """
+    Means over splits of tensor trains and of CP weights, one row for each set, fit and rank.
+
+    :param report: The benchmark's stored report.
+    """
+    lines = [
+        "| data | fit | weights | tensor train: NLPD / RMSE / s | CP: NLPD / RMSE / s | better in NLPD |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    rows = report["rows"]
+    for name, fit, rank in dict.fromkeys((row["data"], row["fit"], row["train_rank"]) for row in rows):
+        own = [row for row in rows if (row["data"], row["fit"], row["train_rank"]) == (name, fit, rank)]
+        cells, nlpd, weights = [], {}, []
+        for label in ("TensorTrain", "CP"):
+            each = sorted((row for row in own if row["format"] == label), key=lambda row: row["split"])
+            means = [fmean(row[score] for row in each) for score in ("nlpd", "rmse", "seconds")]
+            cells.append(f"rank {each[0]['rank']}: {means[0]:.2f} / {means[1]:.3f} / {means[2]:.1f}")
+            nlpd[label], weights = [row["nlpd"] for row in each], [*weights, str(each[0]["weights"])]
+        wins = sum(a < b for a, b in zip(nlpd["TensorTrain"], nlpd["CP"], strict=True))
+        verdict = f"tensor train on {wins} of {len(nlpd['CP'])}"
+        lines.append(f"| {name} | {fit} | {' / '.join(weights)} | {' | '.join(cells)} | {verdict} |")
+    return "\n".join(lines)
+
+
 #: Tables that pages hold between ``<!-- table: NAME -->`` and ``<!-- end -->``: the benchmark's name -> page and maker.
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "compare": ("README.md", comparison_table),
     "calibration": ("README.md", calibration_table),
     "weak_scaling": ("docs/scaling.md", scaling_table),
     "bayesopt": ("docs/workflow.md", bayesopt_table),
+    "formats": ("docs/choosing.md", formats_table),
 }
 
 
