@@ -7,11 +7,13 @@ dispersion, cut points or censoring is known. Part `pool`: sets of `DATA_DIR/poo
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -114,6 +116,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sets", nargs="+", choices=pool.SETS, default=list(SETS), help="of the pool")
     parser.add_argument("--fold", type=int, default=0, help="of the pool")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--previous", nargs="+", type=Path, default=[], help="earlier reports: what they hold and is not run is kept"
+    )
     datasets.add_arguments(parser)
 
 
@@ -129,6 +134,12 @@ def run(args: argparse.Namespace) -> Report:
         for name in args.sets:
             if pool._directory(args, name) is not None:
                 report.attempt(name, partial(_run_models, report, args, name))
+    done = {(row["data"], row["model"]) for row in report.rows}
+    for path in args.previous:
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        report.rows += [row for row in rows if (row["data"], row["model"]) not in done]
+    places = ["flights", *TRUTHS, *pool.SETS]
+    report.rows.sort(key=lambda row: places.index(row["data"]))
     report.notes += [
         "rmse: of the mean, mae: of the median, coverage: of the central 95 % interval. seconds: processor time of "
         "training and prediction, one thread. "
