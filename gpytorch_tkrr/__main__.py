@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--splits", type=int, help="random splits (default: 3; flight delays: 1)")
     command.add_argument("--max-train", type=int, help="largest number of training rows, drawn at random")
     command.add_argument("--max-test", type=int, help="largest number of test rows (default: 10000)")
+    _add_noise(command, "noise of T-KRR, Bayesian, in a regression")
     command.add_argument("--time-limit", type=float, default=300.0, help="seconds per model and split (default: 300)")
     command.add_argument("--memory-limit", type=float, help="GB that a model may allocate (Linux)")
     command.add_argument("--output", type=Path, default=Path(), help="folder of the report (default: this one)")
@@ -101,11 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--rank", type=int, help="R, the number of components")
     command.add_argument("--num-basis", type=int, help="M, the number of sines per input")
-    command.add_argument(
-        "--noise",
-        default="auto",
-        help="gaussian, student (heavy tails), or auto: training rows that are held out decide (default)",
-    )
+    _add_noise(command, "noise of a regression by Gibbs sampling")
     command.add_argument(
         "--transform",
         choices=["log", "yeo-johnson"],
@@ -163,6 +160,16 @@ def _add_dialect(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_noise(command: argparse.ArgumentParser, what: str) -> None:
+    command.add_argument(
+        "--noise",
+        choices=["gaussian", "student", "by-inputs", "auto"],
+        default="auto",
+        help=f"{what}: Gaussian, with heavy tails, with a variance that depends on the inputs and heavy tails, or what "
+        "training rows that are held out decide (default)",
+    )
+
+
 def _add_table(command: argparse.ArgumentParser, *, required: bool) -> None:
     command.add_argument("--data", type=Path, required=required, help=FORMATS)
     command.add_argument("--target", required=required, help="column to predict")
@@ -205,6 +212,7 @@ def _compare(args: argparse.Namespace) -> int:
         time_limit=args.time_limit,
         memory_limit=None if args.memory_limit is None else int(args.memory_limit * 1e9),
         progress=not args.quiet,
+        noise=args.noise,
         title=title,
         **sizes,
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..data.task import Task, TaskData, check_data
 from ..data.whole_file import whole_file
 from ..errors import InputError
+from ..inference.noise_choice import make_noise
 from . import (  # noqa: F401  they register their models
     additive,
     baselines,
@@ -143,8 +144,9 @@ class Comparison:
         return predictions_figure(self.trials, self.task)
 
     def remarks(self) -> list[str]:
-        """How each model was trained, and what prevented those that have no scores."""
+        """How each model was trained, what it chose, and what prevented those that have no scores."""
         lines = [f"{name}: {note}" for name, note in self.notes.items() if note]
+        lines += [f"{trial.model}: {trial.remark}" for trial in self.trials if trial.remark]
         lines += [f"{trial.model}: {trial.status}. {trial.message}" for trial in self.trials if trial.status != "done"]
         return list(dict.fromkeys(lines))
 
@@ -280,6 +282,7 @@ def compare(
     memory_limit: int | None = None,
     isolate: bool = True,
     progress: bool = False,
+    noise: str = "auto",
     title: str = "Comparison of models",
 ) -> Comparison:
     """
@@ -312,6 +315,9 @@ def compare(
     :param memory_limit: Bytes that a model may allocate; None for no limit. Linux only.
     :param isolate: Whether each model runs in a process of its own. Without, there are no limits and no peak memory.
     :param progress: Whether to show a progress bar for each model, and a line when it is done.
+    :param noise: The noise of "T-KRR, Bayesian" in a regression: "gaussian", "student", "by-inputs" (with Student
+        tails), or "auto": training rows of each split that are held out decide, see
+        :func:`~gpytorch_tkrr.choose_noise`; the remarks say what was chosen.
     :param title: What the data are, for the report.
 
     Example:
@@ -339,7 +345,9 @@ def compare(
     for name, limit in (("time_limit", time_limit), ("memory_limit", memory_limit)):
         if limit is not None and not limit > 0:
             raise InputError(f"{name} must be positive; got {limit:g}.")
-    contenders = _named(models, data, seed, progress)
+    if noise != "auto":
+        make_noise(noise)  # a wrong name is found before the work
+    contenders = _named(models, data, seed, progress, noise)
     expanded = torch.as_tensor(data.columns.expand(data.x.numpy()))
     trials: list[Trial] = []
     rows = list(_split_rows(len(data.y), train_fraction, splits, max_train, max_test, seed))
@@ -378,7 +386,7 @@ def compare(
 
 
 def _named(
-    models: Iterable[str | Model] | Mapping[str, Model] | None, data: TaskData, seed: int, progress: bool
+    models: Iterable[str | Model] | Mapping[str, Model] | None, data: TaskData, seed: int, progress: bool, noise: str
 ) -> dict[str, Model]:
     """Name -> object."""
     if models is None:
@@ -396,6 +404,8 @@ def _named(
                 num_classes=len(data.classes or "01"),
                 categories=data.columns.categories,
             )
+            if isinstance(model, tkrr_contenders.GibbsContender):
+                model.noise = noise
         elif not (callable(getattr(model, "fit", None)) and callable(getattr(model, "predict", None))):
             raise InputError(f"A model needs the methods fit and predict; {type(model).__name__} lacks them.")
         name = name or getattr(model, "name", None) or getattr(model, "title", None) or type(model).__name__

@@ -30,7 +30,7 @@ class ALSContender(Contender):
     title: ClassVar[str] = "T-KRR, ALS"
     note: ClassVar[str] = "fit_als with learned hyperparameters, rank 10; the rest are defaults, in units of the data."
     method: ClassVar[str] = "als"
-    noise: ClassVar[str] = "gaussian"
+    noise: str = "gaussian"
     knows_levels: ClassVar[bool] = True
 
     def fit(self, x: Tensor, y: Tensor) -> None:
@@ -66,12 +66,19 @@ class ALSContender(Contender):
 @register_contender("tkrr-gibbs")
 @dataclass
 class GibbsContender(ALSContender):
-    """T-KRR, fitted by Gibbs sampling with all hyperparameters drawn; a probit likelihood for classes."""
+    """
+    T-KRR, fitted by Gibbs sampling with all hyperparameters drawn; a probit likelihood for classes.
+
+    :param noise: The noise of a regression; see :func:`gpytorch_tkrr.compare`.
+    """
 
     title: ClassVar[str] = "T-KRR, Bayesian"
-    note: ClassVar[str] = (
-        "fit_gibbs with its defaults, in units of the data; a part of the training rows decides between Gaussian and "
-        "Student noise. Numbers: of one draw."
-    )
+    note: ClassVar[str] = "fit_gibbs with its defaults, in units of the data. Numbers: of one draw."
     method: ClassVar[str] = "gibbs"
-    noise: ClassVar[str] = "auto"
+    noise: str = "auto"
+
+    @property
+    def remark(self) -> str:
+        """What the training rows chose."""
+        choice = getattr(self.estimator, "noise_choice_", None)
+        return "" if choice is None else choice.message

@@ -16,6 +16,7 @@ pd = pytest.importorskip("pandas")
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.comparison.contender import CONTENDERS, Contender
 from gpytorch_tkrr.comparison.gp_contenders import SVGP, SubsetExactGP
+from gpytorch_tkrr.comparison.tkrr_contenders import GibbsContender
 from gpytorch_tkrr.comparison.trial import Split, run_trial
 
 
@@ -217,6 +218,30 @@ def test_predictions_that_cannot_be_scored(answer, task, message):
 def test_bad_input(x, y, options, message):
     with pytest.raises(tkrr.InputError, match=message):
         tkrr.compare(x, y, **options)
+
+
+def test_the_noise_is_chosen_and_reported(monkeypatch):
+    for name, value in (("NUM_WARMUP", 8), ("NUM_DRAWS", 6)):
+        monkeypatch.setattr(f"gpytorch_tkrr.inference.noise_choice.{name}", value)
+    made = []
+
+    class Small(GibbsContender):
+        def fit(self, x, y):
+            made.append(self)
+            self.options = {"rank": 2, "num_basis": 4, "num_draws": 4, "num_warmup": 4}
+            super().fit(x, y)
+
+    monkeypatch.setitem(CONTENDERS, "tkrr-gibbs", Small)
+    x, y = make_data(80, 1)
+    options = {"models": ["tkrr-gibbs"], "splits": 1, "isolate": False}
+    result = tkrr.compare(x, y, **options)
+    assert any("Noise: " in line and "held out" in line for line in result.remarks())
+    assert '"remark": "Noise: ' in result._json()
+    fixed = tkrr.compare(x, y, noise="by-inputs", **options)
+    assert fixed.trials[0].status == "done" and not any("Noise: " in line for line in fixed.remarks())
+    assert made[-1].estimator.noise_ == "by-inputs"
+    with pytest.raises(tkrr.InputError, match="noise must be one of"):
+        tkrr.compare(x, y, noise="cauchy", **options)
 
 
 def test_table():
