@@ -125,7 +125,7 @@ def _fit(
     args: argparse.Namespace,
 ) -> tuple[Callable[[], tuple[float, float]], float, int]:
     """Our model; its score, the seconds of the fit, and the number of weights."""
-    x, x_test = (torch.from_numpy(part.to_numpy()) for part in _codes(train, test, categories))
+    x, x_test = (torch.tensor(part.to_numpy()) for part in _codes(train, test, categories))
     columns = list(train.columns)
     likelihood = (BernoulliLikelihood() if is_class else StudentTLikelihood()).double()
     start = time.perf_counter()

@@ -90,7 +90,8 @@ def fit_als(
     :param initial_factors: D tensors `(M_d, R)` to start from, weights of :math:`z = \sqrt v \phi` with the outermost
         output scale left out of v; for a tensor train cores `(r, M_d, r')`.
     :param learn_hyperparameters: Whether lengthscales, output scales and noise are learned along the way, by the
-        evidence of each factor, through the raw parameters of kernel and likelihood. The objective may rise then.
+        evidence of each factor, through the raw parameters of kernel and likelihood. The objective may rise then. The
+        variances of a category whose factor has more than 1 024 weights stay as they are; fit_gibbs learns them.
     :param seed: Seed of the random part of the start.
     :param progress: Whether to show a progress bar (needs tqdm).
     :param memory: Bytes that may be used beyond the data to keep products over modes; what does not fit is recomputed.
