@@ -9,7 +9,7 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 from .bases.domain import Domain
-from .bases.index_set import FullTensor, HyperbolicCross, IndexSet, TotalDegree
+from .bases.index_set import Ellipsoid, FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .comparison.comparison import Comparison, compare
 from .comparison.saved_model import load
 from .cp.penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
@@ -93,6 +93,7 @@ __all__ = [
     "DenseFallbackWarning",
     "Domain",
     "DomainError",
+    "Ellipsoid",
     "EmpiricalMeasure",
     "ExtrapolationWarning",
     "FactorPenalty",

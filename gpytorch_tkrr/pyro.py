@@ -31,7 +31,7 @@ from .errors import InputError
 from .features.separable import separate
 from .hilbert.functions import draw_posterior_functions
 from .hilbert.kernel import HilbertKernel
-from .hilbert.prediction import split_covariance
+from .hilbert.prediction import by_functions, split_covariance
 from .hilbert.sampled import random_twin, reject_failed_steps
 from .inference.arviz import inference_data, regression_to_arviz
 from .model.likelihoods.base import observe
@@ -125,7 +125,8 @@ def hilbert_gp(name: str, kernel: Kernel, x: Tensor) -> Tensor:
             f"hilbert_gp takes a HilbertKernel, or a ScaleKernel around one; got a {type(kernel).__name__}. Wrap the "
             "kernel: HilbertKernel.from_tolerance(kernel, x)."
         )
-    covariance = kernel(x).evaluate_kernel()
+    with by_functions(kernel):
+        covariance = kernel(x).evaluate_kernel()
     low_rank, _ = split_covariance(covariance)
     weights = _standard_normal(f"{name}.weights", low_rank.scale.shape, low_rank.scale)
     values = ((low_rank.scale * weights).unsqueeze(-2) @ low_rank.mixed_features.mT).squeeze(-2)
@@ -230,7 +231,8 @@ def _collapsed_to_arviz(gp: ExactGP, samples: dict[str, Tensor], stats: dict[str
         functions.append(draw_posterior_functions(twin.eval(), 1, generator=generator))
         variance = twin.likelihood.noise.double()  # (S, 1) where it is drawn, (N,) where it is known for each row
         noise.append(variance.reshape(-1, variance.shape[-1]).mean(-1).expand(len(index)))
-        _, rest = split_covariance(twin.prediction_strategy._evaluate())
+        with by_functions(twin):
+            _, rest = split_covariance(twin.prediction_strategy._evaluate())
         missing.append(torch.zeros_like(noise[-1]) if rest is None else rest.detach().mean(-1).expand(len(index)))
     values = {_parameter_name(site): draws.reshape(*shape, -1).squeeze(-1) for site, draws in samples.items()}
     # What the functions do not represent is independent variance of the rows, beside the noise.

@@ -59,7 +59,7 @@ class IndexSet(ABC):
         """
 
     @abstractmethod
-    def _start(self) -> int:
+    def _start(self) -> float:
         """The accumulated value of the empty multi-index."""
 
     def indices(self, num_basis: Sequence[int]) -> Tensor:
@@ -76,7 +76,7 @@ class IndexSet(ABC):
         How the kept multi-indices grow: for each dimension the partial multi-indices that go on, and by which function.
         """
         levels = []
-        value = torch.full((1,), self._start(), dtype=torch.long)
+        value = torch.tensor([self._start()])
         for d, num in enumerate(num_basis):
             candidates = torch.arange(1, num + 1)
             values, possible = self._extend(value.unsqueeze(-1), candidates.unsqueeze(0), len(num_basis) - d - 1)
@@ -167,6 +167,42 @@ class TotalDegree(IndexSet):
     def _extend(self, value: Tensor, index: Tensor, num_remaining: int) -> tuple[Tensor, Tensor]:
         values = value + index
         return values, values + num_remaining <= self.limit
+
+
+@dataclass(frozen=True)
+class Ellipsoid(IndexSet):
+    """
+    Products with :math:`\\sum_d ((j_d - 1) / M_d)^2 < 1`: all functions of one dimension, and of several those whose
+    frequencies lie in an ellipsoid, as the level sets of the density of an RBF or Matern kernel do.
+
+    Of all products it keeps about :math:`\\pi / 4` in two dimensions and :math:`\\pi / 6` in three, those with the
+    largest variances.
+
+    Example:
+        >>> from gpytorch_tkrr import Ellipsoid
+        >>> Ellipsoid().indices([2, 2]).tolist()
+        [[1, 1], [1, 2], [2, 1], [2, 2]]
+        >>> Ellipsoid().size([40, 40, 40])
+        35439
+    """
+
+    def _start(self) -> float:
+        return 0.0
+
+    def size(self, num_basis: Sequence[int]) -> int:
+        """Number of kept multi-indices; of very many, about."""
+        num_dims = len(num_basis)
+        if math.prod(num_basis) > 100 * MAX_FUNCTIONS:  # the volume of the part with positive entries
+            return round(math.prod(num_basis) * (math.pi / 4) ** (num_dims / 2) / math.gamma(num_dims / 2 + 1))
+        values = torch.zeros(1, dtype=torch.float64)
+        for num in num_basis:
+            values, possible = self._extend(values.unsqueeze(-1), torch.arange(1, num + 1).unsqueeze(0), 0)
+            values = values[possible]
+        return len(values)
+
+    def _extend(self, value: Tensor, index: Tensor, num_remaining: int) -> tuple[Tensor, Tensor]:
+        values = value + ((index - 1) / index.shape[-1]).double().square()
+        return values, values < 1 - 1e-9
 
 
 @dataclass(frozen=True)

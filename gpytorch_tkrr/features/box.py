@@ -1,13 +1,15 @@
 r"""Choosing a box: for a kernel and a range of inputs, with the number of functions or for a given one.
 
 Dirichlet ends add images: with S the data's half range and L that of the box, the error at the edge of the data is
-about :math:`k(2 (L - S)) + k(2 (L + S))`. Leaving out the functions beyond M costs at most
-:math:`\frac1L \sum_{j > M} S(\omega_j)`. Box and number are chosen so that each of the two is below half of the
-tolerance, for each input dimension in turn.
+about :math:`k(2 (L - S)) + k(2 (L + S))`. Leaving out the functions beyond M costs, on average over the inputs,
+:math:`\frac{1}{2 L} \sum_{j > M} S(\omega_j)`. Box and number are chosen so that each of the two is below half of the
+tolerance. Of several inputs, the functions with frequencies in an ellipsoid are kept
+(:class:`~gpytorch_tkrr.Ellipsoid`), the smallest one that leaves out no more.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,12 +20,12 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from ..bases.domain import Domain, as_inputs
-from ..bases.index_set import FullTensor
+from ..bases.index_set import Ellipsoid
 from ..errors import SizeError, UnsupportedKernelError
 from . import cosine, symmetric, task_table  # noqa: F401  they register their kernels
 from .bessel import periodic_variances
 from .categorical import require_levels
-from .expansion import Box, Expansion, OneInput, expand
+from .expansion import Box, Leaf, OneInput, expand
 from .finite import PeriodicTerm
 from .separable import has_levels, separate
 from .spectral import node_density
@@ -36,6 +38,7 @@ LEVEL_MARGIN = 0.5
 MAX_CHOSEN_FUNCTIONS = 4_000
 
 _NUM_LAGS = 4096
+_MAX_GRID = 2**14
 _MAX_SINES = 2**14
 _PRECISE = 1_000  # a number of functions of this size tells the highest frequency precisely enough
 _MAX_RESCALINGS = 60
@@ -43,11 +46,19 @@ _MAX_RESCALINGS = 60
 
 @dataclass(frozen=True)
 class _Axis:
-    """One input column of a leaf, with the relative error that it may contribute."""
+    """
+    One input column of a leaf.
+
+    :param leaf: The leaf.
+    :param position: Which of its columns.
+    :param image: What the images of the ends of the box may add up to, relative to the leaf's variance.
+    :param truncation: What the functions left out may, on average over the inputs.
+    """
 
     leaf: SpectralProducts
     position: int
-    tolerance: float
+    image: float
+    truncation: float
 
     @property
     def column(self) -> int:
@@ -113,7 +124,9 @@ def require_categories(kernel: Kernel, x: Tensor) -> None:
 
 
 @torch.no_grad()
-def needed_basis(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float) -> tuple[Domain, list[int]]:
+def needed_basis(
+    kernel: Kernel, lower: Tensor, upper: Tensor, tol: float, allowed: float = math.inf, *, image: float = 1.0
+) -> tuple[Domain, list[int]]:
     r"""
     As :func:`choose_basis`, for a range of inputs and however many functions that takes.
 
@@ -121,21 +134,73 @@ def needed_basis(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float) -> tu
     :param lower: Lower ends `(D,)`.
     :param upper: Upper ends `(D,)`.
     :param tol: The relative error.
+    :param allowed: The error of the prior variance that is allowed where that is less.
+    :param image: The part of it that is allowed to the images.
     """
     if not 0 < tol < 1:
         raise ValueError(f"tol is a relative error between 0 and 1; got {tol}.")
     draft, leaves = _draft(kernel, lower, upper)
-    axes = list(_axes(leaves, tol))
-    half_width = _half_widths(axes, (upper - lower) / 2, _categories(leaves))
+    groups = list(_axes(leaves, tol, allowed, image))
+    half_width = _half_widths(list(itertools.chain(*groups)), (upper - lower) / 2, _categories(leaves))
     num_basis = [1] * len(lower)
-    for axis in axes:
-        needed = _num_sines(axis, float(half_width[axis.column]))
-        num_basis[axis.column] = max(num_basis[axis.column], needed)
-    for leaf, share in leaves:
-        if isinstance(leaf, OneInput) and isinstance(leaf.term, PeriodicTerm):
-            harmonics = _num_harmonics(leaf.term.concentration(), tol * share)
-            num_basis[leaf.column] = max(num_basis[leaf.column], 2 * harmonics)
+    for axes in groups:
+        counts = [_num_sines(axis, float(half_width[axis.column])) for axis in axes]
+        if len(counts) > 1:
+            counts = _ellipsoid(axes, half_width, counts)
+        for axis, count in zip(axes, counts, strict=True):
+            num_basis[axis.column] = max(num_basis[axis.column], count)
+    for leaf in leaves:
+        expansion = leaf.expansion
+        if isinstance(expansion, OneInput) and isinstance(expansion.term, PeriodicTerm):
+            harmonics = _num_harmonics(expansion.term.concentration(), _budget(leaf, 1.0, tol, allowed))
+            num_basis[expansion.column] = max(num_basis[expansion.column], 2 * harmonics)
     return Domain(draft.center, half_width), num_basis
+
+
+def _budget(leaf: Leaf, variance: float, tol: float, allowed: float) -> float:
+    """The relative error that is allowed to a leaf with a given variance."""
+    return leaf.share * min(tol, allowed / max(leaf.scale * variance, 1e-300))
+
+
+def _ellipsoid(axes: list[_Axis], half_width: Tensor, counts: list[int]) -> list[int]:
+    """
+    Numbers of functions of a leaf whose ellipsoid leaves out no more than may be.
+
+    :param axes: All columns of the leaf.
+    :param half_width: Half widths of all columns of the kernel.
+    :param counts: Numbers for which next to nothing lies beyond them in any one column.
+    """
+    leaf, budget = axes[0].leaf, 3 * sum(axis.truncation for axis in axes)  # a quarter is spent
+    num = int(_MAX_GRID ** (1 / len(axes)))
+    grids, levels, weight = [], [], 1.0
+    for axis, count in zip(axes, counts, strict=True):
+        step = max(count / num, 1.0)  # a coarser grid for the same integral
+        j = step * (torch.arange(1, min(count, num) + 1, dtype=torch.float64) - (0.5 if step > 1 else 0.0))
+        width = float(half_width[axis.column])
+        grids.append(math.pi * j / (2 * width))
+        levels.append(((j - 1).clamp_min(0) / count).square())
+        weight *= step / (2 * width)
+    omega = torch.cartesian_prod(*grids)
+    level = torch.cartesian_prod(*levels).sum(-1)
+    order = level.argsort(descending=True)
+    density = torch.cat([leaf_density(leaf, piece) for piece in omega[order].split(512)], dim=-1)
+    left_out = (weight * density.cumsum(-1)).amax(0)  # by an ellipsoid that ends before the function
+    kept = (left_out > budget).nonzero()
+    scale = math.sqrt(float(level[order[int(kept[0, 0])]])) if len(kept) else 0.0
+    return [max(math.ceil(count * scale), 1) for count in counts]
+
+
+def leaf_density(leaf: SpectralProducts, omega: Tensor) -> Tensor:
+    r"""
+    :math:`S(\omega) / k(0)` of a leaf.
+
+    :param leaf: The leaf.
+    :param omega: Frequencies `(T, D)` in the order of its columns.
+    :return: `(batch, T)`.
+    """
+    frequencies = dict(zip(leaf.box.columns, omega.unbind(-1), strict=True))
+    total = reduce(torch.add, (node_density(node, frequencies) for node in leaf.nodes))
+    return (total / leaf.at_lag(torch.zeros_like(omega[:1]))).reshape(-1, len(omega))
 
 
 def basis_size(kernel: Kernel, domain: Domain, num_basis: Sequence[int]) -> int:
@@ -147,7 +212,7 @@ def basis_size(kernel: Kernel, domain: Domain, num_basis: Sequence[int]) -> int:
     :param num_basis: Number of sines of each dimension.
     """
     center, half_width = domain.sides(len(num_basis))
-    box = Box(tuple(range(len(num_basis))), center, half_width, tuple(num_basis), FullTensor(), Sines())
+    box = Box(tuple(range(len(num_basis))), center, half_width, tuple(num_basis), Ellipsoid(), Sines())
     return expand(kernel, box).num_functions
 
 
@@ -162,7 +227,8 @@ def choose_domain(kernel: Kernel, lower: Tensor, upper: Tensor, tol: float) -> D
     :param tol: The relative error, shared by all input dimensions.
     """
     draft, leaves = _draft(kernel, lower, upper)
-    return Domain(draft.center, _half_widths(list(_axes(leaves, tol)), (upper - lower) / 2, _categories(leaves)))
+    axes = list(itertools.chain(*_axes(leaves, tol)))
+    return Domain(draft.center, _half_widths(axes, (upper - lower) / 2, _categories(leaves)))
 
 
 @torch.no_grad()
@@ -244,16 +310,17 @@ def _rbf_quantiles(missing: float) -> tuple[float, float]:
     return math.sqrt(-2 * math.log(missing)) / 2, beyond
 
 
-def _draft(kernel: Kernel, lower: Tensor, upper: Tensor) -> tuple[Box, list[tuple[Expansion, float]]]:
+def _draft(kernel: Kernel, lower: Tensor, upper: Tensor) -> tuple[Box, list[Leaf]]:
     """A box of the right place and any size, and the leaves of the kernel's expansion on it."""
     num_dims = len(lower)
-    box = Box(tuple(range(num_dims)), (lower + upper) / 2, torch.ones(num_dims), (1,) * num_dims, FullTensor(), Sines())
-    return box, list(expand(kernel, box).leaves())
+    box = Box(tuple(range(num_dims)), (lower + upper) / 2, torch.ones(num_dims), (1,) * num_dims, Ellipsoid(), Sines())
+    return box, list(expand(kernel, box).leaves(torch.stack([lower, upper])))
 
 
-def _categories(leaves: list[tuple[Expansion, float]]) -> list[int]:
+def _categories(leaves: list[Leaf]) -> list[int]:
     """The columns that are categories."""
-    return sorted({leaf.column for leaf, _ in leaves if isinstance(leaf, OneInput) and has_levels(leaf.term.basis)})
+    inputs = [leaf.expansion for leaf in leaves if isinstance(leaf.expansion, OneInput)]
+    return sorted({part.column for part in inputs if has_levels(part.term.basis)})
 
 
 def _half_widths(axes: list[_Axis], half_range: Tensor, categories: Sequence[int] = ()) -> Tensor:
@@ -268,16 +335,22 @@ def _half_widths(axes: list[_Axis], half_range: Tensor, categories: Sequence[int
     return half_width
 
 
-def _axes(leaves: list[tuple[Expansion, float]], tol: float) -> Iterator[_Axis]:
-    for leaf, share in leaves:
-        if isinstance(leaf, SpectralProducts):
-            for position in range(len(leaf.box.columns)):
-                yield _Axis(leaf, position, tol * share / len(leaf.box.columns))
+def _axes(leaves: list[Leaf], tol: float, allowed: float = math.inf, image: float = 1.0) -> Iterator[list[_Axis]]:
+    """The columns of each leaf that is made of sines."""
+    for leaf in leaves:
+        expansion = leaf.expansion
+        if isinstance(expansion, SpectralProducts):
+            num = len(expansion.box.columns)
+            variance = float(expansion.at_lag(torch.zeros(1, num, dtype=torch.float64)).max())
+            # Half for the images and half for what is left out; of that a quarter for what lies beyond in one column.
+            half = _budget(leaf, variance, tol, allowed) / 2
+            left_out = half if num == 1 else half / (4 * num)
+            yield [_Axis(expansion, position, image * half / num, left_out) for position in range(num)]
 
 
 def _half_width(axis: _Axis, half_range: float) -> float:
     """The smallest L whose images are together below half of the axis's tolerance."""
-    bound = axis.tolerance / 2
+    bound = axis.image
     reach = half_range or 1.0
     for _ in range(_MAX_RESCALINGS):
         lag = torch.linspace(0, reach, _NUM_LAGS, dtype=torch.float64)
@@ -322,7 +395,7 @@ def _num_sines_in_box(axis: _Axis, half_width: float) -> int:
 
     .. math:: \frac{S(0)}{4 L} + \sum_{j \ge 1} \frac{S(\omega_j)}{2 L} = \sum_n k(4 n L).
     """
-    spacing = math.pi / (2 * half_width)
+    spacing, tolerance = math.pi / (2 * half_width), axis.truncation
     images = 2 * axis.covariance(4 * half_width * torch.arange(1, 3, dtype=torch.float64)).sum()
     at_zero = axis.density(torch.zeros(1, dtype=torch.float64)) / (4 * half_width)
     density = at_zero[:, :0]
@@ -330,17 +403,17 @@ def _num_sines_in_box(axis: _Axis, half_width: float) -> int:
         block = torch.arange(density.shape[-1] + 1, max(2 * density.shape[-1], 256) + 1, dtype=torch.float64)
         density = torch.cat([density, axis.density(spacing * block)], dim=-1)  # (batch, T)
         # What lies beyond the last, as if it fell like w^-2.
-        beyond = 2 / math.pi * spacing * density.shape[-1] * density[:, -1:]
+        beyond = spacing * density.shape[-1] * density[:, -1:] / math.pi
         found = (at_zero + density.sum(-1, keepdim=True) / (2 * half_width)).nan_to_num(posinf=1.0)
         lost = 1 - images - found
-        complete = (beyond <= 0.01 * axis.tolerance) & (lost <= 0.1 * axis.tolerance)
+        complete = (beyond <= 0.02 * tolerance) & (lost <= 0.2 * tolerance)
         if complete.all() or density.shape[-1] >= _MAX_SINES:
             break
-    beyond = torch.where(lost <= 0.1 * axis.tolerance, beyond, torch.maximum(beyond, 2 * lost))
-    tail = density.flip(-1).cumsum(-1).flip(-1) / half_width + beyond  # tail[m]: functions m + 1, m + 2, ...
-    enough = (torch.cat([tail, beyond], dim=-1).amax(0) <= axis.tolerance / 2).nonzero()
+    beyond = torch.where(lost <= 0.2 * tolerance, beyond, torch.maximum(beyond, lost))
+    tail = density.flip(-1).cumsum(-1).flip(-1) / (2 * half_width) + beyond  # tail[m]: functions m + 1, m + 2, ...
+    enough = (torch.cat([tail, beyond], dim=-1).amax(0) <= tolerance).nonzero()
     if not len(enough):  # too many to be used; how many, by the same law
-        return math.ceil(density.shape[-1] * float(beyond.max()) / (axis.tolerance / 2))
+        return math.ceil(density.shape[-1] * float(beyond.max()) / tolerance)
     return max(int(enough[0, 0]), 1)
 
 

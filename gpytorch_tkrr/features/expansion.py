@@ -86,6 +86,21 @@ class BasisProducts:
     indices: Tensor
 
 
+@dataclass(frozen=True)
+class Leaf:
+    """
+    A leaf of an expansion, with what stands around it in the tree.
+
+    :param expansion: The leaf.
+    :param share: Its share of an error budget.
+    :param scale: By which factor it is multiplied in the kernel, of a batch the largest.
+    """
+
+    expansion: Expansion
+    share: float
+    scale: float
+
+
 class Expansion(ABC):
     """Features and variances of one node of a kernel tree."""
 
@@ -135,9 +150,15 @@ class Expansion(ABC):
     def structure(self) -> Hashable:
         """Which functions the features are, all but the values of :meth:`basis_parameters`."""
 
-    def leaves(self, share: float = 1.0) -> Iterator[tuple[Expansion, float]]:
-        """All leaves, each with its share of an error budget: factors of a product divide it."""
-        yield self, share
+    def leaves(self, x: Tensor, share: float = 1.0, scale: float = 1.0) -> Iterator[Leaf]:
+        """
+        All leaves.
+
+        :param x: Inputs `(P, D)`, for the variance of factors that are not stationary.
+        :param share: The share of an error budget; factors of a product divide it.
+        :param scale: By which factor the leaf is multiplied in the kernel.
+        """
+        yield Leaf(self, share, scale)
 
     def basis_parameters(self) -> list[Tensor]:
         """Tensors that the features depend on, beside the inputs."""
@@ -356,8 +377,8 @@ class Scaled(Expansion):
     def prior_variance(self, x: Tensor) -> Tensor:
         return self.scale * self.base.prior_variance(x)
 
-    def leaves(self, share: float = 1.0) -> Iterator[tuple[Expansion, float]]:
-        return self.base.leaves(share)
+    def leaves(self, x: Tensor, share: float = 1.0, scale: float = 1.0) -> Iterator[Leaf]:
+        return self.base.leaves(x, share, scale * float(self.scale.max()))
 
     def basis_parameters(self) -> list[Tensor]:
         return self.base.basis_parameters()
@@ -399,9 +420,9 @@ class Sum(_Composite):
         variances = [part.prior_variance(x) for part in self.parts]
         return sum(variances[1:], variances[0])
 
-    def leaves(self, share: float = 1.0) -> Iterator[tuple[Expansion, float]]:
+    def leaves(self, x: Tensor, share: float = 1.0, scale: float = 1.0) -> Iterator[Leaf]:
         for part in self.parts:
-            yield from part.leaves(share)
+            yield from part.leaves(x, share, scale)
 
 
 class Product(_Composite):
@@ -427,9 +448,11 @@ class Product(_Composite):
     def prior_variance(self, x: Tensor) -> Tensor:
         return reduce(torch.mul, (part.prior_variance(x) for part in self.parts))
 
-    def leaves(self, share: float = 1.0) -> Iterator[tuple[Expansion, float]]:
-        for part in self.parts:
-            yield from part.leaves(share / len(self.parts))
+    def leaves(self, x: Tensor, share: float = 1.0, scale: float = 1.0) -> Iterator[Leaf]:
+        largest = [float(part.prior_variance(x).max()) for part in self.parts]
+        for i, part in enumerate(self.parts):
+            others = math.prod(largest[:i] + largest[i + 1 :])
+            yield from part.leaves(x, share / len(self.parts), scale * others)
 
 
 def all_pairs(left: Tensor, right: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from ..features.expansion import Expansion, Scaled, Sum
 from ..operators.capacitance import capacitance_terms
 from ..operators.operator import HilbertLinearOperator
 from .kernel import HilbertKernel
-from .prediction import split_covariance
+from .prediction import by_functions, split_covariance
 from .weights import WeightPosterior, weight_posterior
 
 #: Numbers held at a time as features of a batch of rows.
@@ -235,7 +235,8 @@ def low_rank_part(kernel: Kernel, x: Tensor) -> HilbertLinearOperator:
     modules = [module for module in kernel.modules() if not module.training]
     try:
         kernel.train()
-        return split_covariance(kernel(x).evaluate_kernel())[0]
+        with by_functions(kernel):
+            return split_covariance(kernel(x).evaluate_kernel())[0]
     finally:
         for module in modules:
             module.training = False

@@ -6,7 +6,7 @@ import torch
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from .prediction import HilbertPredictionStrategy, split_covariance
+from .prediction import HilbertPredictionStrategy, by_functions, split_covariance
 
 
 class FunctionDraws:
@@ -50,7 +50,8 @@ class FunctionDraws:
         :return: Values `(S, ..., n)`.
         """
         prior = self.model.forward(x.unsqueeze(-1) if x.dim() == 1 else x)
-        low_rank, _ = split_covariance(prior.lazy_covariance_matrix.evaluate_kernel())
+        with by_functions(self.model):
+            low_rank, _ = split_covariance(prior.lazy_covariance_matrix.evaluate_kernel())
         features = low_rank.features.double()
         weights = self.weights
         extra = features.dim() - weights.dim()  # batches of inputs that the model does not have
@@ -84,7 +85,7 @@ def draw_prior_functions(model: ExactGP, num_draws: int, *, generator: torch.Gen
         >>> f(torch.rand(3)).shape
         torch.Size([5, 3])
     """
-    with torch.no_grad():
+    with torch.no_grad(), by_functions(model):
         prior = model.forward(*(x[..., :1, :] for x in model.train_inputs))
         low_rank, _ = split_covariance(prior.lazy_covariance_matrix.evaluate_kernel())
         scale = low_rank.scale
@@ -126,7 +127,7 @@ def draw_posterior_functions(
             "draw_posterior_functions needs a model in eval mode; this one is in training mode. Call model.eval() "
             "first, or draw_prior_functions for draws that know nothing of the data."
         )
-    with torch.no_grad():
+    with torch.no_grad(), by_functions(model):
         if model.prediction_strategy is None:
             first = [x[..., :1, :] for x in model.train_inputs]
             model(*first)

@@ -22,7 +22,7 @@ from ..errors import InputError, NotFittedError, UnsupportedKernelError
 from ..operators.operator import HilbertLinearOperator
 from .feature_sums import FeatureSums, collect_sums, hilbert_part, low_rank_part
 from .kernel import HilbertKernel
-from .prediction import HilbertPredictionStrategy
+from .prediction import HilbertPredictionStrategy, by_functions
 
 
 class HilbertGP(GP):
@@ -169,6 +169,16 @@ class HilbertGP(GP):
             raise _trained_basis()
         return low_rank
 
+    @torch.no_grad()
+    def _tell_noise(self, low_rank: HilbertLinearOperator, constant: Tensor) -> None:
+        """Tell the kernel how precise the data are, for its tolerance."""
+        squares = low_rank.prior.mix_gram(self.sums.gram).diagonal(dim1=-2, dim2=-1)
+        prior = (squares * low_rank.prior.variances).sum(-1) / self.sums.count
+        _, square = self.sums.centered(constant)
+        mean = (self.sums.total - (constant - self.sums.shift) * self.sums.count) / self.sums.count
+        spread = square / self.sums.count - mean.square()
+        hilbert_part(self.covar_module).tell_noise(prior, self.likelihood.noise.double().mean(), spread)
+
     def forward(self, x: Tensor) -> MultivariateNormal:
         """
         The prior.
@@ -178,6 +188,10 @@ class HilbertGP(GP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
     def __call__(self, *inputs: Tensor, **kwargs: Any) -> MultivariateNormal:
+        with by_functions(self.covar_module):
+            return self._call(*inputs)
+
+    def _call(self, *inputs: Tensor) -> MultivariateNormal:
         if self.training:
             if len(inputs) != 1 or not torch.equal(inputs[0], self.train_inputs[0]):
                 raise RuntimeError(
@@ -186,6 +200,7 @@ class HilbertGP(GP):
                 )
             self._follow()
             constant, low_rank = self._constant(), self._low_rank()
+            self._tell_noise(low_rank, constant)
             operator = SummedLinearOperator(
                 low_rank.variances, constant, self._missing(), sums=self.sums, mixing=low_rank.mixing
             )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..bases.covariance import Covariance
 from ..bases.domain import Domain, as_inputs, as_rows
-from ..bases.index_set import MAX_FUNCTIONS, FullTensor, IndexSet, as_num_basis
+from ..bases.index_set import MAX_FUNCTIONS, Ellipsoid, FullTensor, IndexSet, as_num_basis
 from ..errors import (
     ApproximationWarning,
     DomainError,
@@ -120,6 +120,7 @@ class HilbertKernel(ReducedRankKernel):
         self.num_basis = num_basis  # an unsupported kernel or a size that does not fit is refused here
         self._cache = _FeatureCache()
         self._tolerance: Tolerance | None = None
+        self._is_part_of_exact = False  # a part of a kernel that is evaluated without functions
         self._warned: set[type[Warning]] = set()
         self._is_conditioning = False  # the rows are those that a prediction is conditioned on
         # Part of the prior variance that may be missing at new inputs and is not counted; in training nothing is then.
@@ -143,6 +144,11 @@ class HilbertKernel(ReducedRankKernel):
         hyperparameters ask for it, box and numbers are chosen again, with headroom, so that it happens a handful of
         times while a model is trained; when they need much less, the basis shrinks. The objective is smooth in between.
         Within samplers (NUTS) the basis stays as it is.
+
+        As soon as a likelihood has told the standard deviations of the noise, :math:`\sigma`, and of the targets, s,
+        the bound is :math:`\text{tol} \cdot \min(\max k(x, x), 3 s \sigma)`: with the default the posterior mean is
+        off by about 0.01 s at most. Where that takes more than twice as many functions as there are training rows, the
+        model is trained and evaluated with the kernel as it is, which is faster then.
 
         At most 4 000 functions are used. Where the bound takes more, a smaller error than these permit is not reached:
         what is missing counts as independent variance, and after training one
@@ -181,7 +187,14 @@ class HilbertKernel(ReducedRankKernel):
         tolerance = Tolerance(columns.amin(0), columns.amax(0), tol)
         domain, num_basis = tolerance.start(base_kernel)
         domain, num_basis = as_family(basis).as_accurate(domain, num_basis, tolerance.half_range)
-        kernel = cls(base_kernel, domain.to(columns.device), num_basis, basis=basis, active_dims=active_dims)
+        kernel = cls(
+            base_kernel,
+            domain.to(columns.device),
+            num_basis,
+            basis=basis,
+            index_set=Ellipsoid() if isinstance(as_family(basis), Sines) else None,
+            active_dims=active_dims,
+        )
         kernel._tolerance = tolerance
         return kernel
 
@@ -200,6 +213,38 @@ class HilbertKernel(ReducedRankKernel):
         except TKRRError:
             self._num_basis = old
             raise
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether there are so few rows that the kernel is evaluated as it is, see :meth:`from_tolerance`."""
+        return self._is_part_of_exact or (self._tolerance is not None and self._tolerance.is_exact)
+
+    def _evaluates_exactly(self) -> bool:
+        return self.is_exact
+
+    @contextmanager
+    def by_functions(self) -> Iterator[None]:
+        """A context in which the kernel is evaluated by its functions, however few rows there are."""
+        tolerance = self._tolerance
+        if tolerance is None:
+            yield
+            return
+        before, tolerance.allows_exact = tolerance.allows_exact, False
+        try:
+            yield
+        finally:
+            tolerance.allows_exact = before
+
+    def tell_noise(self, prior: Tensor, noise: Tensor, spread: Tensor) -> None:
+        """
+        Tell how precise the data are; likelihoods of :class:`~gpytorch.models.ExactGP` do so by themselves.
+
+        :param prior: Mean prior variance of the rows, a scalar.
+        :param noise: Variance of the noise.
+        :param spread: Variance of the residuals.
+        """
+        if self._tolerance is not None:
+            self._tolerance.observer.note(prior.detach(), noise.detach(), spread.detach())
 
     @property
     def is_stationary(self) -> bool:
@@ -235,7 +280,8 @@ class HilbertKernel(ReducedRankKernel):
         :param x: Inputs `(..., N, D)`, or `(N,)` for one dimension.
         :param max_rows: At most so many rows, evenly spread and with the extremes of each column, are compared.
         """
-        self.follow()
+        with self.by_functions():
+            self.follow()
         x = as_inputs(x).to(self.dtype).double()  # the base kernel is evaluated in its own precision
         if self.active_dims is not None:
             x = x[:, self.active_dims]
@@ -260,17 +306,21 @@ class HilbertKernel(ReducedRankKernel):
                 "structure kernel inside: HilbertKernel(AdditiveStructureKernel(base, num_dims), ...)."
             )
         try:
-            self.follow(x1 if self.training and not x1.requires_grad else None)
+            features = self._revise(x1.shape[-1], x1 if self.training and not x1.requires_grad else None)
+            if features is None:
+                exact = self.base_kernel(x1, x2, diag=diag)
+                return exact if diag else exact.evaluate_kernel()
             same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
-            return self._covariance(x1, diag) if same else self._cross_covariance(x1, x2, diag)
+            if same:
+                return self._covariance(x1, *features, diag=diag)
+            return self._cross_covariance(x1, x2, *features, diag=diag)
         except TKRRError as error:
             if diag:
                 raise
             batch_shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], self.batch_shape)
             return RefusedLinearOperator(x1, torch.Size((*batch_shape, x1.shape[-2], x2.shape[-2])), error)
 
-    def _covariance(self, x: Tensor, diag: bool) -> Tensor | LinearOperator:
-        expansion = self.expansion(x.shape[-1])
+    def _covariance(self, x: Tensor, expansion: Expansion, prior: Covariance, *, diag: bool) -> Tensor | LinearOperator:
         batch_shape = x.shape[:-2]
         x = _without_copies(x)
         # Inputs that are learned (deep kernels, inducing points) may leave the box while they are trained.
@@ -278,12 +328,14 @@ class HilbertKernel(ReducedRankKernel):
         features, gram_cache = self._evaluate(expansion, x, is_data)
         if self._is_conditioning:
             self.check_approximation(x, features)
-        prior = expansion.covariance()
         missing = self._missing_variance(expansion, x, features, prior, gram_cache)
         dtype = torch.promote_types(x.dtype, self.dtype)
         batch_shape = torch.broadcast_shapes(batch_shape, prior.variances.shape[:-1])
         variances = prior.variances.expand(*batch_shape, features.shape[-1])
-        covariance = HilbertLinearOperator(features, variances.to(dtype), prior.mixing, gram_cache=gram_cache)
+        observer = None if self._tolerance is None or not self.training else self._tolerance.observer
+        covariance = HilbertLinearOperator(
+            features, variances.to(dtype), prior.mixing, gram_cache=gram_cache, observer=observer
+        )
         if missing is None:
             return covariance._diagonal() if diag else covariance
         missing = missing.expand(*batch_shape, missing.shape[-1]).to(dtype)
@@ -293,11 +345,11 @@ class HilbertKernel(ReducedRankKernel):
             return covariance + ConstantDiagLinearOperator(missing, diag_shape=x.shape[-2])
         return covariance + DiagLinearOperator(missing)
 
-    def _cross_covariance(self, x1: Tensor, x2: Tensor, diag: bool) -> Tensor | LinearOperator:
+    def _cross_covariance(
+        self, x1: Tensor, x2: Tensor, expansion: Expansion, prior: Covariance, *, diag: bool
+    ) -> Tensor | LinearOperator:
         as_rows(x1)  # two equal sets of inputs that hold NaN come here too
-        expansion = self.expansion(x1.shape[-1])
         dtype = torch.promote_types(x1.dtype, self.dtype)
-        prior = expansion.covariance()
         if diag:
             products = prior.mix(expansion.features(x1)) * prior.mix(expansion.features(x2))
             return (products * prior.variances.unsqueeze(-2)).sum(-1).to(dtype)
@@ -310,15 +362,18 @@ class HilbertKernel(ReducedRankKernel):
         self, train_inputs: Any, train_prior_dist: MultivariateNormal, train_labels: Tensor, likelihood: Any
     ) -> DefaultPredictionStrategy:
         evaluate = partial(evaluate_as_training, [self], train_prior_dist.lazy_covariance_matrix)
-        return HilbertPredictionStrategy(
+        strategy = HilbertPredictionStrategy(
             train_inputs,
             train_prior_dist,
             train_labels,
             likelihood,
             evaluate,
             basis=self.follow,
+            is_exact=self._evaluates_exactly,
             counts_missing=self._ignored == 0,
         )
+        strategy.tell_noise()
+        return strategy
 
     @contextmanager
     def as_training(self) -> Iterator[None]:
@@ -338,18 +393,35 @@ class HilbertKernel(ReducedRankKernel):
         :param x: Training inputs `(..., N, D)`, which then belong to the range over which the error bound holds.
         :return: What tells one basis from another.
         """
-        if self._tolerance is not None and not isinstance(self, RandomModuleMixin):
-            if x is not None:
-                self._tolerance.include(x)
-            with torch.no_grad():
-                expansion = self.expansion()
-                choice = self._tolerance.revise(self.base_kernel, expansion, expansion.covariance())
-            if choice is not None:
-                domain, num_basis = self.family.as_accurate(*choice, self._tolerance.half_range)
-                self.domain = domain.to(self.domain.center.device)
-                self.num_basis = num_basis
+        if self._tolerance is not None:
+            self._revise(len(self._tolerance.lower), x)
+        if self.is_exact:
+            return tuple(torch.cat([p.detach().flatten().double() for p in self.base_kernel.parameters()]).tolist())
         sides = torch.stack([self.domain.center, self.domain.half_width])
         return self._num_basis, self.family, self.index_set, *sides.flatten().tolist()
+
+    def _revise(self, num_dims: int, x: Tensor | None) -> tuple[Expansion, Covariance] | None:
+        """
+        The features and the covariance of their weights, on a box that suits the present hyperparameters; None where
+        the kernel is evaluated as it is.
+        """
+        tolerance = None if isinstance(self, RandomModuleMixin) else self._tolerance
+        if self.is_exact and (tolerance is None or not tolerance.has_moved(self.base_kernel)):
+            return None
+        expansion = self.expansion(num_dims)
+        prior = expansion.covariance()
+        if tolerance is None:
+            return expansion, prior
+        if x is not None:
+            tolerance.include(x)
+        choice = tolerance.revise(self.base_kernel, expansion, prior.detach())
+        if choice is not None:
+            domain, num_basis = self.family.as_accurate(*choice, tolerance.half_range)
+            self.domain = domain.to(self.domain.center.device)
+            self.num_basis = num_basis
+            expansion = self.expansion(num_dims)
+            prior = expansion.covariance()
+        return None if self.is_exact else (expansion, prior)
 
     def _evaluate(self, expansion: Expansion, x: Tensor, is_data: bool) -> tuple[Tensor, GramCache | None]:
         """Features, from the cache where inputs and basis have the same content as last time."""
@@ -405,6 +477,8 @@ class HilbertKernel(ReducedRankKernel):
         else:
             represented = prior.quadratic(features)
         missing = missing_variance(represented, exact, max(self._ignored, _ROUNDING))
+        if self.training and self._tolerance is not None:
+            self._tolerance.observer.missing = float((missing / represented).detach().max())
         if not self.training:
             self._check_new_inputs(x, missing.detach() > max(self._ignored, self._accepted_error) * exact)
         return missing if bool((missing.detach() > 0).any()) else None
@@ -457,7 +531,8 @@ class HilbertKernel(ReducedRankKernel):
         error = float(missing_fraction(represented, exact).abs().max())
         if error <= self._accepted_error:
             return
-        few = any(isinstance(leaf, SpectralProducts) and _is_truncated(leaf) for leaf, _ in expansion.leaves())
+        leaves = [leaf.expansion for leaf in expansion.leaves(x)]
+        few = any(isinstance(leaf, SpectralProducts) and _is_truncated(leaf) for leaf in leaves)
         cause = "too few functions for the lengthscale" if few else "the box is too small for the lengthscale"
         remedy = "raise num_basis" if few else "widen the Domain (a larger boundary_factor)"
         remedy = f"Use HilbertKernel.from_tolerance, or {remedy}"
@@ -526,6 +601,7 @@ class HilbertKernel(ReducedRankKernel):
         kernel = copy.copy(self)
         kernel._modules = {**self._modules, "base_kernel": base_kernel}
         kernel._batch_shape = torch.Size([])
+        kernel._is_part_of_exact = self.is_exact
         kernel._tolerance = None  # a part of this kernel has the same basis
         return kernel
 

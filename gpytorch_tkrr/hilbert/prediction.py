@@ -11,7 +11,8 @@ those outside the box, where all functions are zero, say nothing about the weigh
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ from torch import Tensor
 from ..operators.lazy_operators import RefusedLinearOperator
 from ..operators.operator import HilbertAddedDiagLinearOperator, HilbertLinearOperator, data_precision
 from .weights import WeightPosterior, weight_posterior
+
+_MAX_REVISIONS = 4  # of the basis, for one posterior
 
 
 def split_covariance(covariance: LinearOperator) -> tuple[HilbertLinearOperator, Tensor | None]:
@@ -40,6 +43,22 @@ def split_covariance(covariance: LinearOperator) -> tuple[HilbertLinearOperator,
     if isinstance(covariance, RefusedLinearOperator):
         raise covariance.error
     raise TypeError(f"Expected the covariance of a HilbertKernel, got a {type(covariance).__name__}.")
+
+
+@contextmanager
+def by_functions(module: torch.nn.Module) -> Iterator[None]:
+    """
+    A context in which the kernels of a model are evaluated by their functions, also where there are so few rows that
+    they would be evaluated as they are.
+
+    :param module: A model or kernel.
+    """
+    with ExitStack() as stack:
+        for part in module.modules():
+            context = getattr(type(part), "by_functions", None)
+            if context is not None:
+                stack.enter_context(context(part))
+        yield
 
 
 class AddedRows(NamedTuple):
@@ -75,6 +94,7 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
     :param posterior: The posterior of the weights, where it is known already.
     :param added: Rows that came after the training rows.
     :param counts_missing: Whether rows that are conditioned on count what the functions do not represent.
+    :param is_exact: Whether the kernel is now evaluated without functions; GPyTorch's own strategy predicts then.
     """
 
     def __init__(
@@ -89,6 +109,7 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         posterior: WeightPosterior | None = None,
         added: Sequence[Callable[[], AddedRows]] = (),
         counts_missing: bool = True,
+        is_exact: Callable[[], bool] | None = None,
     ):
         self._train_shape = train_prior_dist.event_shape
         self.train_inputs = train_inputs
@@ -101,9 +122,7 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         self._given_posterior = posterior
         self._added = tuple(added)
         self._counts_missing = counts_missing
-        if posterior is None and not self._added:
-            with torch.no_grad():  # training rows may ask for another basis: before other inputs are evaluated
-                evaluate()
+        self._evaluates_exactly = is_exact
 
     @property
     def lik_train_train_covar(self) -> LinearOperator:
@@ -117,6 +136,38 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
             return self._given_posterior
         basis = None if self._basis is None else self._basis()
         return self._posterior(settings.observation_nan_policy.value(), basis)
+
+    def _is_exact(self) -> bool:
+        """Whether the kernel is evaluated without functions."""
+        return self._evaluates_exactly is not None and self._evaluates_exactly()
+
+    def tell_noise(self) -> None:
+        """Tell the kernel of the noise, before anything is evaluated in a basis that this may change."""
+        if self._basis is None:
+            return
+        for _ in range(_MAX_REVISIONS):
+            before = self._basis()
+            if self._is_exact():
+                return
+            low_rank, _ = split_covariance(self._evaluate())
+            if low_rank.observer is None:
+                return
+            noise = _noise(self.likelihood, self.train_prior_dist.loc, self.train_inputs)
+            low_rank.observer.hear(low_rank, noise, self.train_labels - self.train_prior_dist.loc)
+            if self._basis() == before:
+                return
+
+    def _exact_strategy(self) -> DefaultPredictionStrategy | None:
+        """GPyTorch's own strategy, where the kernel is evaluated without functions."""
+        if self._given_posterior is not None or self._basis is None:
+            return None
+        basis = self._basis()
+        return self._make_exact_strategy(basis) if self._is_exact() else None
+
+    @cached(name="exact_strategy")
+    def _make_exact_strategy(self, basis: Hashable) -> DefaultPredictionStrategy:
+        clear_cache_hook(self.train_prior_dist.lazy_covariance_matrix)
+        return DefaultPredictionStrategy(self.train_inputs, self.train_prior_dist, self.train_labels, self.likelihood)
 
     @cached(name="weight_posterior")
     def _posterior(self, nan_policy: str, basis: Hashable) -> WeightPosterior:
@@ -174,6 +225,9 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         :param test_test_covar: Prior covariance of the test inputs, unevaluated.
         :param test_train_covar: Not used.
         """
+        exact = self._exact_strategy()
+        if exact is not None:
+            return exact.exact_prediction(test_mean, test_test_covar, test_train_covar)
         low_rank, missing = self._split(test_test_covar.evaluate_kernel())
         features = low_rank.features.double()
         posterior = self.posterior
@@ -200,7 +254,7 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         full_targets: Tensor,
         full_output: MultivariateNormal,
         **kwargs: Any,
-    ) -> HilbertPredictionStrategy:
+    ) -> DefaultPredictionStrategy:
         """
         A strategy that has also seen fantasy observations, as if all rows had been there from the start.
 
@@ -213,6 +267,9 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         :param full_targets: Training and fantasy targets.
         :param full_output: The prior at `full_inputs`.
         """
+        exact = self._exact_strategy()
+        if exact is not None:
+            return exact.get_fantasy_strategy(inputs, targets, full_inputs, full_targets, full_output, **kwargs)
         num_train = self.num_train
         full_mean, full_covariance = full_output.loc, full_output.lazy_covariance_matrix
         mean, covariance = full_mean[..., num_train:], full_covariance[..., num_train:, num_train:]
@@ -242,6 +299,7 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
             basis=self._basis,
             added=added,
             counts_missing=self._counts_missing,
+            is_exact=self._evaluates_exactly,
         )
 
 

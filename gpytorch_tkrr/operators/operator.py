@@ -7,6 +7,7 @@ factorisations are in float64; what is returned has the user's dtype.
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -51,6 +52,53 @@ def diagonal_for(operator: LinearOperator, diag: Tensor) -> DiagLinearOperator:
     return DiagLinearOperator(diag.expand(*torch.broadcast_shapes(operator.shape[:-1], diag.shape)))
 
 
+class Observer:
+    r"""
+    Hears from likelihoods what the data are like.
+
+    .. math:: \text{precision} = s\, \sigma / \bar k
+
+    with s the standard deviation of the residuals, :math:`\sigma` that of the noise and :math:`\bar k` the mean prior
+    variance of the rows: how small an error of the covariance, relative to the prior variance, must be.
+    """
+
+    def __init__(self) -> None:
+        self.precision: float | None = None
+        self.num_rows: int | None = None
+        self.missing = 0.0  # part of the prior variance that the kernel has added itself, as independent
+
+    @torch.no_grad()
+    def hear(self, low_rank: HilbertLinearOperator, noise: Tensor, residual: Tensor | None = None) -> None:
+        """
+        :param low_rank: The covariance of the rows.
+        :param noise: Variances of the noise `(..., N)` or `(..., 1)`.
+        :param residual: Targets minus prior mean `(..., N)`; where they are not known, their variance is taken for that
+            of the prior.
+        """
+        prior = low_rank.mean_variance()
+        noise = 1 / (1 / noise.double()).mean(-1)
+        if bool((noise <= 1.001 * self.missing * prior).all()):
+            return  # there is no likelihood yet
+        if residual is None:
+            spread = prior
+        else:
+            known = torch.where(residual.isnan(), residual.nanmean(-1, keepdim=True), residual).double()
+            spread = known.var(-1, correction=0)
+        self.note(prior, noise, spread)
+        if type(low_rank) is HilbertLinearOperator:
+            self.num_rows = low_rank.shape[-1]
+
+    def note(self, prior: Tensor, noise: Tensor, spread: Tensor) -> None:
+        """
+        :param prior: Mean prior variance of the rows `(...)`.
+        :param noise: Variance of the noise `(...)`.
+        :param spread: Variance of the residuals `(...)`.
+        """
+        ratio = float(((spread * noise).sqrt() / prior.clamp_min(1e-300)).min())
+        if math.isfinite(ratio) and ratio > 0:
+            self.precision = ratio
+
+
 class HilbertLinearOperator(LinearOperator):
     r"""
     The covariance matrix :math:`\Phi V \Phi^\top` of a reduced-rank kernel with
@@ -60,6 +108,7 @@ class HilbertLinearOperator(LinearOperator):
     :param variances: :math:`v \ge 0`, `(..., M)`. Its dtype is that of the operator.
     :param mixing: T, `(..., M, M)`, float64; None for the identity.
     :param gram_cache: Computes :math:`\Phi^\top W \Phi` and remembers it; unused where the features need a gradient.
+    :param observer: Hears of the noise that is added, and of the residuals.
 
     Example:
         >>> import torch
@@ -80,12 +129,15 @@ class HilbertLinearOperator(LinearOperator):
         mixing: Tensor | None = None,
         *,
         gram_cache: GramCache | None = None,
+        observer: Observer | None = None,
     ):
-        super().__init__(features, variances, *([] if mixing is None else [mixing]), gram_cache=gram_cache)
+        tensors = features, variances, *([] if mixing is None else [mixing])
+        super().__init__(*tensors, gram_cache=gram_cache, observer=observer)
         self.features = features
         self.variances = variances
         self.mixing = mixing
         self.gram_cache = gram_cache
+        self.observer = observer
 
     def _check_args(
         self,
@@ -93,6 +145,7 @@ class HilbertLinearOperator(LinearOperator):
         variances: Tensor,
         mixing: Tensor | None = None,
         gram_cache: GramCache | None = None,
+        observer: Observer | None = None,
     ) -> str | None:
         if not (torch.is_tensor(features) and torch.is_tensor(variances)):
             return "HilbertLinearOperator takes two tensors: features (..., N, M) and variances (..., M)."
@@ -172,6 +225,12 @@ class HilbertLinearOperator(LinearOperator):
         """
         return self.mixed_features @ weights.double()
 
+    def mean_variance(self) -> Tensor:
+        """The prior variance that the functions represent, its mean over the rows, `(...)`, float64."""
+        if self.gram_cache is not None and self.mixing is None and not self.features.requires_grad:
+            return (self.gram_cache.mean_square() * self.variances.double()).sum(-1)
+        return self.prior.quadratic(self.features.double()).mean(-1)
+
     @property
     def row_scale(self) -> Tensor:
         """By which factor each row multiplies the prior variance of the kernel, `(..., N)` or `(1,)`, float64."""
@@ -218,7 +277,7 @@ class HilbertLinearOperator(LinearOperator):
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> HilbertLinearOperator:
         # The features need not be expanded: the Gram cache stays valid and shared.
         variances = self.variances.expand(*batch_shape, self.num_features)
-        return self.__class__(self.features, variances, self.mixing, gram_cache=self.gram_cache)
+        return self.__class__(self.features, variances, self.mixing, gram_cache=self.gram_cache, observer=self.observer)
 
     def _permute_batch(self, *dims: int) -> HilbertLinearOperator:
         num_batch = len(dims)
@@ -252,7 +311,7 @@ class HilbertLinearOperator(LinearOperator):
         if not (other > 0).all():
             return super()._mul_constant(other)
         variances = self.variances * other.unsqueeze(-1)
-        return self.__class__(self.features, variances, self.mixing, gram_cache=self.gram_cache)
+        return self.__class__(self.features, variances, self.mixing, gram_cache=self.gram_cache, observer=self.observer)
 
     def mul(self, other: Any) -> LinearOperator:
         return multiply(self, other)
@@ -368,6 +427,8 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
             return None, self._logdet() if logdet else None
         rhs = (inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs).double()
         noise, variances = self.noise, self.low_rank.variances.double()
+        if self.low_rank.observer is not None:
+            self.low_rank.observer.hear(self.low_rank, noise, rhs[..., 0])
         if 2 * self.shape[-1] < self.low_rank.num_features:  # few rows: by the N x N matrix, with the same determinant
             whitener = noise.rsqrt().unsqueeze(-1)
             left = whitener * self.low_rank.mixed_features * self.low_rank.scale.unsqueeze(-2)
@@ -441,6 +502,8 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
     def to_dense(self) -> Tensor:
         if self.requires_grad:
             warn_of_dense_likelihood(self.low_rank)
+            if self.low_rank.observer is not None:
+                self.low_rank.observer.hear(self.low_rank, self.noise)
         return super().to_dense()
 
 

@@ -29,7 +29,13 @@ from ..linalg import robust_cholesky
 from .capacitance import capacitance_terms
 from .gram import weighted_product
 from .lazy_operators import RefusedLinearOperator, multiply
-from .operator import HilbertAddedDiagLinearOperator, HilbertLinearOperator, diagonal_for, warn_of_dense_likelihood
+from .operator import (
+    HilbertAddedDiagLinearOperator,
+    HilbertLinearOperator,
+    Observer,
+    diagonal_for,
+    warn_of_dense_likelihood,
+)
 
 
 class HilbertTaskLinearOperator(HilbertLinearOperator):
@@ -82,6 +88,13 @@ class HilbertTaskLinearOperator(HilbertLinearOperator):
     @property
     def mixing(self) -> Tensor | None:  # type: ignore[override]
         return kronecker([self.data.mixing, None], [self.data.num_features, self.task_root.shape[-1]])
+
+    @property
+    def observer(self) -> Observer | None:  # type: ignore[override]
+        return self.data.observer
+
+    def mean_variance(self) -> Tensor:
+        return self.data.mean_variance() * self.row_scale.mean(-1)
 
     @property
     def row_scale(self) -> Tensor:
@@ -286,6 +299,9 @@ class HilbertTaskNoiseLinearOperator(SumLinearOperator):
         if inv_quad_rhs is None:
             return None, self.logdet() if logdet else None
         rhs = (inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs).double()
+        if self.low_rank.observer is not None:
+            noise = self.task_noise.diagonal(dim1=-2, dim2=-1)
+            self.low_rank.observer.hear(self.low_rank, noise, rhs[..., 0])
         logdet_, fitted = capacitance_terms(self.low_rank.variances.double(), self._gram(), self._projected(rhs))
         quadratic = (rhs * self._scaled(rhs)).sum(-2) - fitted  # (..., K)
         quadratic = (quadratic.sum(-1) if reduce_inv_quad else quadratic).to(self.dtype)

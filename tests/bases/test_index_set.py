@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpytorch_tkrr import FullTensor, HyperbolicCross, SizeError, TotalDegree
+from gpytorch_tkrr import Ellipsoid, FullTensor, HyperbolicCross, SizeError, TotalDegree
 from gpytorch_tkrr.bases.index_set import MAX_FUNCTIONS
 
 RULES = {
@@ -18,6 +18,22 @@ RULES = {
     "total": (TotalDegree(7), lambda j: sum(j) <= 7),
     "cross": (HyperbolicCross(6), lambda j: math.prod(j) <= 6),
 }
+
+
+@given(num_basis=st.lists(st.integers(1, 6), min_size=1, max_size=4))
+def test_ellipsoid_equals_brute_force(num_basis):
+    expected = [
+        list(j)
+        for j in itertools.product(*(range(1, m + 1) for m in num_basis))
+        if sum(((i - 1) / m) ** 2 for i, m in zip(j, num_basis, strict=True)) < 1 - 1e-9
+    ]
+    assert Ellipsoid().indices(num_basis).tolist() == expected
+    assert Ellipsoid().size(num_basis) == len(expected)
+
+
+def test_size_of_a_large_ellipsoid_is_about_its_volume():
+    exact, about = Ellipsoid().size([99, 99, 99]), Ellipsoid().size([101, 101, 101])
+    assert exact < about * 1.03 and about < exact * 1.1
 
 
 @given(name=st.sampled_from(sorted(RULES)), num_basis=st.lists(st.integers(1, 5), min_size=1, max_size=4))

@@ -84,7 +84,7 @@ def check(kernel, x, tol, limit=None):
 @pytest.mark.parametrize("length", [0.05, 0.3, 5.0])  # relative to the range of the data
 @pytest.mark.parametrize("name", KERNELS)
 def test_bound_holds_in_one_dimension(name, length, tol):
-    if name in ("matern12", "heavy_rational_quadratic") and tol == 1e-3:
+    if tol == 1e-3 and (name == "heavy_rational_quadratic" or (name == "matern12" and length < 5)):
         with pytest.raises(SizeError, match=r"needs about \d{4,} functions"):
             choose_basis(KERNELS[name](length).double(), torch.linspace(0, 1, 9), tol)
         return
@@ -216,8 +216,8 @@ def test_number_grows_in_proportion_to_a_large_range(name):
 
 
 def test_number_of_functions_for_a_large_range_matches_the_quantile_of_the_density():
-    """The spectral distribution of the RBF kernel is Gaussian: twice its two tails beyond w may hold tol / 2."""
-    highest = -scipy.special.ndtri(1e-2 / 8)
+    """The spectral distribution of the RBF kernel is Gaussian: its two tails beyond w may hold tol / 2."""
+    highest = -scipy.special.ndtri(1e-2 / 4)
     for width in (1e4, 1e6, 1e8):
         kernel = with_(RBFKernel(), lengthscale=1.0).double()
         assert needed(kernel, width) == pytest.approx(highest * width / torch.pi, rel=5e-3)

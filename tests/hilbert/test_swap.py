@@ -21,6 +21,7 @@ from gpytorch_tkrr import (
     InputError,
     OutOfDomainWarning,
     SizeError,
+    draw_posterior_functions,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:The input matches the stored training data")
@@ -117,7 +118,7 @@ def test_one_basis_serves_a_batch_of_models():
 def test_the_basis_shrinks_when_much_less_is_needed():
     x, _ = make_data(200)
     kernel = HilbertKernel.from_tolerance(ScaleKernel(MaternKernel(nu=2.5)).double(), x)
-    kernel.lengthscale = 0.01
+    kernel.lengthscale = 0.003
     kernel(x).to_dense()
     many = kernel.expansion().num_functions
     kernel.lengthscale = 0.3
@@ -335,3 +336,51 @@ def test_rows_that_ask_for_another_basis_before_a_prediction():
             prediction = model(test_x)
             assert (prediction.mean - exact.mean).abs().max() < 0.01
             assert (prediction.stddev - exact.stddev).abs().max() < 0.01
+
+
+# The noise decides
+
+
+def test_the_tolerance_is_relative_to_the_noise():
+    """At small noise the functions of the prior's tolerance alone would move the mean."""
+    x, _ = make_data(300)
+    sizes = []
+    for noise in (0.1, 2e-4):
+        y = torch.sin(10 * x[:, 0]) + noise**0.5 * torch.randn(300, dtype=torch.float64)
+        kernel = HilbertKernel.from_tolerance(ScaleKernel(MaternKernel(nu=1.5)).double(), x)
+        kernel.lengthscale = 0.3
+        swapped, exact = GP(x, y, kernel).double().eval(), GP(x, y, copy.deepcopy(kernel.base_kernel)).double().eval()
+        for model in (swapped, exact):
+            model.likelihood.noise = noise
+        test_x = torch.linspace(0, 1, 60, dtype=torch.float64).unsqueeze(-1)
+        assert max(differences(exact, swapped, test_x, y.std())) < 0.02
+        assert not kernel.is_exact
+        sizes.append(kernel.expansion().num_functions)
+    assert sizes[1] > 1.2 * sizes[0]
+
+
+def test_few_rows_are_evaluated_exactly_and_many_by_functions():
+    x, y = make_data(900, 2)
+    for rows in (60, 900):
+        kernel = HilbertKernel.from_tolerance(ScaleKernel(MaternKernel(nu=1.5)).double(), x[:rows])
+        model = GP(x[:rows], y[:rows], kernel).double()
+        exact = GP(x[:rows], y[:rows], copy.deepcopy(kernel.base_kernel)).double()
+        for gp in (model, exact):
+            gp.likelihood.noise = 0.01
+            gp.covar_module.base_kernel.lengthscale = 0.5
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        for _ in range(2):
+            value = mll(model(x[:rows]), y[:rows])
+        assert kernel.is_exact is (rows == 60)
+        with gpytorch.settings.max_cholesky_size(1000):
+            expected = ExactMarginalLogLikelihood(exact.likelihood, exact)(exact(x[:rows]), y[:rows])
+            assert value.item() == pytest.approx(expected.item(), abs=1e-8 if rows == 60 else 2e-2)
+            for gp in (model, exact):
+                gp.eval()
+            test_x = torch.rand(20, 2, dtype=torch.float64)
+            assert max(differences(exact, model, test_x, y.std())) < (1e-6 if rows == 60 else 0.02)
+        fantasy = model.get_fantasy_model(test_x[:2], y[:2])
+        assert fantasy(test_x).mean.shape == (20,)
+        draws = draw_posterior_functions(model, 3, generator=torch.Generator().manual_seed(0))
+        f = draws(test_x)  # by functions in either case
+        assert f.shape == (3, 20) and torch.isfinite(f).all()
