@@ -147,8 +147,8 @@ class HilbertKernel(ReducedRankKernel):
 
         As soon as a likelihood has told the standard deviations of the noise, :math:`\sigma`, and of the targets, s,
         the bound is :math:`\text{tol} \cdot \min(\max k(x, x), 3 s \sigma)`: with the default the posterior mean is
-        off by about 0.01 s at most. Where that takes more than twice as many functions as there are training rows, the
-        model is trained and evaluated with the kernel as it is, which is faster then.
+        off by about 0.01 s at most. With few training rows (at most 800) and many functions to
+        use, the model is trained and evaluated with the kernel as it is, which takes no more time then.
 
         At most 4 000 functions are used. Where the bound takes more, a smaller error than these permit is not reached:
         what is missing counts as independent variance, and after training one

@@ -39,6 +39,11 @@ GROWTH = 2.0
 FINER = 1 / 30
 CHEAP = 256
 
+#: The first basis is for the first of these parts of the tolerance that takes at most `START_FUNCTIONS`: the first
+#: steps of Adam follow the signs of the gradient, also where it is small.
+START = (1 / 30, 1 / 10, 1 / 3)
+START_FUNCTIONS = 1_200
+
 #: The parts of the error, in the order of preference, that images of the ends of the box are allowed. They change the
 #: likelihood's gradient more than functions left out do: they are smooth, and their derivative in a lengthscale is some
 #: ten times as large as they are. For kernels that decay slowly the first ones take too many functions, more than
@@ -62,8 +67,11 @@ NOISE = 3.0
 
 #: Where more functions than this many times the rows are needed, the kernel is evaluated as it is: by then that takes
 #: less time. It returns to functions when fewer than half as many are needed. Beyond GPyTorch's `max_cholesky_size`
-#: (800 rows) this is not done: the likelihood would be a random iteration.
+#: (800 rows) this is not done: the likelihood would be a random iteration. Up to `FEW_ROWS`, where a step of
+#: either takes some milliseconds, half as many functions as rows are reason enough.
 EXACT = 2.0
+EXACT_OF_FEW = 0.5
+FEW_ROWS = 500
 
 #: The largest relative error that a basis is chosen for where the wanted one takes too many functions.
 LARGEST_TOLERANCE = 0.5
@@ -236,7 +244,8 @@ class Tolerance:
         num_rows = self.observer.num_rows
         limit = math.inf
         if num_rows is not None and num_rows <= settings.max_cholesky_size.value():
-            limit = (0.5 if self._is_exact else 1.0) * EXACT * num_rows
+            factor = EXACT_OF_FEW if num_rows <= FEW_ROWS else EXACT
+            limit = (0.5 if self._is_exact else 1.0) * factor * num_rows
         self._is_exact = self.num_needed > limit
 
     def choose(self, kernel: Kernel, allowed: float = math.inf) -> tuple[Domain, list[int]]:
@@ -311,9 +320,15 @@ class Tolerance:
         :param kernel: The kernel that is expanded.
         """
         self._parameters = _copy(kernel)
-        choice = self.choose(kernel)
+        domain, num_basis = self.choose(kernel)
         self._is_settled = self.is_limited
-        return choice
+        for part in () if self.is_limited else START:
+            finer = needed_basis(kernel, self.lower, self.upper, part * self.tol)
+            if CHEAP < basis_size(kernel, *finer) <= START_FUNCTIONS:
+                if basis_size(kernel, *finer) > basis_size(kernel, domain, num_basis):
+                    return finer
+                break
+        return domain, num_basis
 
 
 def _same(kernel: Kernel, parameters: list[Tensor]) -> bool:

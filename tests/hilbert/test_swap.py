@@ -343,10 +343,10 @@ def test_rows_that_ask_for_another_basis_before_a_prediction():
 
 def test_the_tolerance_is_relative_to_the_noise():
     """At small noise the functions of the prior's tolerance alone would move the mean."""
-    x, _ = make_data(300)
+    x, _ = make_data(600)
     sizes = []
     for noise in (0.1, 2e-4):
-        y = torch.sin(10 * x[:, 0]) + noise**0.5 * torch.randn(300, dtype=torch.float64)
+        y = torch.sin(10 * x[:, 0]) + noise**0.5 * torch.randn(600, dtype=torch.float64)
         kernel = HilbertKernel.from_tolerance(ScaleKernel(MaternKernel(nu=1.5)).double(), x)
         kernel.lengthscale = 0.3
         swapped, exact = GP(x, y, kernel).double().eval(), GP(x, y, copy.deepcopy(kernel.base_kernel)).double().eval()
