@@ -146,10 +146,10 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         if self._basis is None:
             return
         for _ in range(_MAX_REVISIONS):
-            before = self._basis()
+            before, covariance = self._basis(), self._evaluate()  # rows may widen the range
             if self._is_exact():
                 return
-            low_rank, _ = split_covariance(self._evaluate())
+            low_rank, _ = split_covariance(covariance)
             if low_rank.observer is None:
                 return
             noise = _noise(self.likelihood, self.train_prior_dist.loc, self.train_inputs)
