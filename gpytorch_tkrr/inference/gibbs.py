@@ -38,11 +38,23 @@ from ..features.separable import num_basis_needed
 from ..model.draws import DrawsPosterior
 from ..model.likelihoods.base import Parameters
 from ..model.rollback import rollback_on_error
+from ..model.warp import InputWarp
 from .als import append_rows
 from .diagnostics import effective_sample_size, split_rhat
 from .hyperparameters import Hyperparameters, require_representable
-from .plan import NUM_SCORED, Plan, has_settled
-from .pooling import kept_draws, stacking_weights
+from .plan import (
+    MANY_ROWS,
+    MIN_RACE_HELD_OUT,
+    MIN_RANK,
+    NUM_SCORED,
+    RACE_HELD_OUT,
+    RACE_RANK,
+    RACE_ROWS,
+    RACE_SWEEPS,
+    Plan,
+    has_settled,
+)
+from .pooling import is_better, kept_draws, stacking_weights
 from .priors import GibbsState, WeightPrior
 from .results import GibbsResult
 from .sampler import FIRST_STEP, GibbsSampler
@@ -166,6 +178,8 @@ def fit_gibbs(
         try:
             entropy = processes.share(np.random.SeedSequence(seed).entropy)
             fit = GibbsFit(model, training, earlier, memory, entropy, extends=new_rows is None)
+            if earlier is None and num_warmup != 0:
+                fit.race(saved)
             plan = fit.choose_plan(num_warmup, num_draws, num_chains)
             if saved is None and isinstance(checkpoint, NoCheckpoint) and processes.size == 1:
                 num_workers = min(plan.num_chains, num_parallel())
@@ -243,6 +257,7 @@ class GibbsFit:
 
     plan: Plan
     held_out: Design | None = None  # rows by which chains are weighed
+    most_components: int | None = None  # that a chain starts with, where many overfit
 
     def __init__(
         self,
@@ -285,8 +300,6 @@ class GibbsFit:
         if fitted is not None:
             self.als_factors = self._resized([factor.squeeze(0) / self.share for factor in fitted.factors])
         self.screening: Screening | None = None
-        if earlier is None and not self.als_factors and model.adapts_num_basis:
-            self._resize(self._needed_num_basis())
         self.start_counts = model.num_basis
 
     def choose_plan(self, num_warmup: int | None, num_draws: int | None, num_chains: int | None) -> Plan:
@@ -298,7 +311,7 @@ class GibbsFit:
         :param num_chains: See :func:`fit_gibbs`.
         """
         earlier, model = self.earlier, self.model
-        rank: int | None = None if model.adapts_rank else model.rank
+        rank: int | None = self.most_components if model.adapts_rank else model.rank
         if earlier is not None:
             num_chains, rank = len(earlier.resume["chains"]), earlier.resume.get("rank", model.rank)
         elif self.als_factors:
@@ -322,6 +335,89 @@ class GibbsFit:
             if self.plan.num_held_out:
                 self.held_out = all_rows.thinned(self.plan.num_held_out, key, skip=rows[0])
         return self.plan
+
+    def race(self, saved: dict[str, Any] | None = None) -> None:
+        """
+        Decide by short chains and training rows that these have not seen. Columns that crowd are warped, all of them or
+        the one that crowds most, where the rows are predicted better so. A chain starts with few components where
+        that predicts them better than many, as with outliers that the noise does not allow for.
+
+        :param saved: What :meth:`state` described, where this has been decided before.
+        """
+        model, plain = self.model, self.designs[-1]
+        can_score = self.augmentation.free == ("noise",) and self.second is None
+        if self.als_factors or not can_score or not model.races_warp:
+            return
+        if saved is None:
+            columns, self.most_components = self._race(plain)
+        else:
+            columns, self.most_components = saved["race"]
+        if columns:
+            summary = self.training.summary
+            found = InputWarp.from_data(summary.sample, summary.lower, summary.upper, keep=self.separable.categorical)
+            model.warp = self.training.inputs = found.only(columns)
+            self.designs = [self._mapped(plain, model.warp)]
+            self.designs[-1].marginals()
+
+    def _mapped(self, plain: Design, warp: InputWarp) -> Design:
+        """All rows with warped inputs; those of a stream are read again."""
+        if self.training.is_kept:
+            return plain.mapped(warp)
+        bases = [mode.basis for mode in self.separable.modes]
+        return Design(self.training, bases, memory=plain.memory, weights=self.model.weights)
+
+    def _race(self, plain: Design) -> tuple[list[int], int | None]:
+        """The columns that are worth a warp, and the number of components to start with; None for the plan's choice."""
+        model, summary = self.model, self.training.summary
+        found = InputWarp.from_data(summary.sample, summary.lower, summary.upper, keep=self.separable.categorical)
+        is_known = bool(torch.isfinite(summary.sample).all())  # missing inputs have no place in a warp
+        crowded: list[int] = found.columns.tolist() if model.warp is None and is_known else []
+        tries_rank = model.adapts_rank and summary.num_rows > MANY_ROWS
+        num_held_out = min(RACE_HELD_OUT, summary.num_rows // 5)
+        if not (crowded or tries_rank) or num_held_out < MIN_RACE_HELD_OUT:
+            return [], None
+        key = int(np.random.default_rng(self.entropy).integers(2**62))
+        num_seen = min(RACE_ROWS, summary.num_rows - num_held_out)
+        seen, held_out = plain.thinned(num_seen, key), plain.thinned(num_held_out, key, skip=num_seen)
+        best, chosen, rank = self._pilot(seen, held_out, RACE_RANK), [], None
+        if tries_rank and is_better(best, self._pilot(seen, held_out, MIN_RANK)):
+            rank = RACE_RANK
+        moved = (found(summary.sample) - summary.sample).abs().amax(0) / (summary.upper - summary.lower)
+        first = sorted(crowded, key=lambda d: -float(moved[d]))[:1]
+        for columns in (first, crowded) if len(crowded) > 1 else (first,) if crowded else ():
+            warp = found.only(columns)
+            scores = self._pilot(seen.mapped(warp), held_out.mapped(warp), RACE_RANK)
+            if is_better(scores, best):
+                best, chosen = scores, columns
+        return chosen, rank
+
+    def _pilot(self, seen: Design, held_out: Design, rank: int) -> Tensor:
+        """
+        Log densities of rows held out, of all processes, under a short chain, `(n,)`.
+
+        :param seen: The rows of the chain.
+        :param held_out: The others.
+        :param rank: R of the chain.
+        """
+        rng = np.random.default_rng(np.random.SeedSequence(self.entropy).spawn(1)[0])
+        self.hyperparameters.set(self.all_slots, self.start)
+        covariances = [mode.covariance() for mode in self.separable.modes]
+        form = self.model.weights.with_rank(rank)
+        generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+        whitened = Screening.of(seen, covariances).start(form.num_components(self.num_dims), generator)
+        factors = [v.unwhiten(w) for v, w in zip(covariances, form.from_components(whitened), strict=True)]
+        steps = torch.full((len(self.hyperparameters.slots),), FIRST_STEP, dtype=torch.float64)
+        state = self._prior(rank).start(factors, self.augmentation.start(), steps)
+        sampler = self._sampler_on(seen, rng, rank)
+        scores = []
+        for sweep in range(RACE_SWEEPS):
+            order = range(self.num_dims) if sweep % 2 == 0 else range(self.num_dims)[::-1]
+            sampler.sweep(state, order, min(0.5, 5 / (sweep + 5)), sweep / RACE_SWEEPS)
+            if sweep >= RACE_SWEEPS - NUM_SCORED:
+                scores.append(held_out.log_densities(state.factors, self.augmentation.noise(state.parameters)))
+        self.hyperparameters.set(self.all_slots, self.start)
+        own = torch.logsumexp(torch.stack(scores), 0).cpu()
+        return torch.cat(self.training.processes.gather(own))
 
     def run(self, checkpoint: Checkpoint, saved: dict[str, Any] | None, progress: bool) -> list[_Chain]:
         """
@@ -494,6 +590,7 @@ class GibbsFit:
             "coordinates": self.hyperparameters.get(self.all_slots),
             "num_basis": self.model.num_basis,
             "screening": None if self.screening is None else self.screening.state(),
+            "race": ([] if self.model.warp is None else self.model.warp.columns.tolist(), self.most_components),
         }
 
     def resume_chain(self, number: int, saved: dict[str, Any]) -> _Run:
@@ -530,7 +627,9 @@ class GibbsFit:
         :param stage: The stage.
         :param position: The mode that was visited last.
         """
-        design = self.designs[stage]
+        return self._sampler_on(self.designs[stage], rng, self.plan.rank, position)
+
+    def _sampler_on(self, design: Design, rng: np.random.Generator, rank: int, position: int = 0) -> GibbsSampler:
         design.reset(position)
         make = GibbsSampler if self.second is None else partial(JointSampler, self.second)
         return make(
@@ -541,7 +640,7 @@ class GibbsFit:
             self.augmentation,
             self.grids,
             rng,
-            rank=self.plan.rank,
+            rank=rank,
             weights=self.model.weights,
         )
 
@@ -559,7 +658,7 @@ class GibbsFit:
         alive = run.peak * num_rows > limit * self.augmentation.noise(run.state.parameters)
         run.sampler.prior.keep(run.state, alive, run.peak)
 
-    def _needed_num_basis(self) -> list[int]:
+    def _adapt_num_basis(self, state: GibbsState) -> None:
         """As many sines in each mode as its present lengthscale needs, and no more than it has distinct values."""
         model = self.model
         assert model.covar_module is not None and model.domain is not None
@@ -567,11 +666,7 @@ class GibbsFit:
         most = [min(limit, MAX_NUM_BASIS) for limit in limits]
         needed = num_basis_needed(model.covar_module, model.domain, most, TAIL)
         wanted = [max(math.ceil(1.25 * num), MIN_NUM_BASIS) for num in needed]
-        return [min(pair) for pair in zip(wanted, most, strict=True)]
-
-    def _adapt_num_basis(self, state: GibbsState) -> None:
-        """Other numbers of sines, and factors that have them."""
-        self._resize(self._needed_num_basis())
+        self._resize([min(pair) for pair in zip(wanted, most, strict=True)])
         state.factors = self._resized(state.factors)
 
     def _resized(self, factors: Sequence[Tensor]) -> list[Tensor]:
@@ -597,8 +692,8 @@ class GibbsFit:
         state.precisions = resume["precisions"].clone()
         return state
 
-    def _prior(self) -> WeightPrior:
-        form = self.model.weights.with_rank(self.plan.rank)
+    def _prior(self, rank: int | None = None) -> WeightPrior:
+        form = self.model.weights.with_rank(self.plan.rank if rank is None else rank)
         return WeightPrior.of_kind[form.kind].of(form, [mode.num_functions for mode in self.separable.modes])
 
     def _screen(self) -> Screening:

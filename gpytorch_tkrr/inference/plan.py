@@ -9,15 +9,14 @@ way, so there are several; where rows are many one chain takes all the time ther
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Components that a chain starts with where no rank is given, at least and at most.
 MIN_RANK, MAX_RANK = 32, 48
 
-#: Multiplications that a sweep over all rows may take.
-SWEEP_COST = 2.5e10
+#: Multiplications that a sweep over all rows may take: where most of the warm-up is on few, and where no sweep is.
+SWEEP_COST, EVERY_SWEEP_COST = 3e10, 1e10
 
 #: Rows of the first stage; each later one has so many times more. All rows are taken where they are not twice as many.
 FEW_ROWS, GROWTH = 4000, 4
@@ -37,6 +36,16 @@ NUM_SCORED = 10
 
 #: Draws of each chain where there are one or two, and where there are more.
 MANY_DRAWS, FEW_DRAWS = 40, 30
+
+#: Whether columns are warped, and whether many components overfit, is decided by short chains: rows that they see, rows
+#: held out, components, sweeps.
+RACE_ROWS, RACE_HELD_OUT, RACE_RANK, RACE_SWEEPS = 2000, 1000, 12, 25
+
+#: Up to so many rows several chains take care of the number of components.
+MANY_ROWS = 1000
+
+#: Fewer rows held out than this decide nothing.
+MIN_RACE_HELD_OUT = 30
 
 #: A stage is over when the logarithm of the noise variance, averaged over so many sweeps, has fallen by less than this
 #: since the average before.
@@ -99,8 +108,11 @@ class Plan:
             most, visits = next((sizes for limit, sizes in CHAINS.items() if num_rows <= limit), (1, 1))
             num_chains = max(min(most, visits // num_dims), 1)
         if rank is None:
-            affordable = math.isqrt(max(int(2 * SWEEP_COST / (num_rows * num_moments)), 1))
-            rank = max(min(affordable, num_rows // num_functions, MAX_RANK), MIN_RANK)
+            most = max(min(num_rows // num_functions, MAX_RANK), MIN_RANK)
+            limit = SWEEP_COST if len(_stage_rows(num_rows)) > 1 else EVERY_SWEEP_COST
+            sizes = num_rows * num_moments / 2, num_dims * num_functions**3  # sums over rows, then factorisations
+            affordable = (r for r in range(most, MIN_RANK, -1) if sizes[0] * r**2 + sizes[1] * r**3 <= limit)
+            rank = next(affordable, MIN_RANK)
         rows, num_held_out = _stage_rows(num_rows), 0
         if can_score and num_warmup is None and num_chains > 1:
             num_held_out = min(int(HELD_OUT * num_rows), MAX_HELD_OUT)

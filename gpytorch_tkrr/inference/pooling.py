@@ -20,6 +20,9 @@ from torch import Tensor
 #: :math:`\lambda`: equal weights are worth as much as so many rows for each chain.
 PRIOR_ROWS = 1.0
 
+#: The most that a single row can say for one of two models, as a difference of log densities.
+MAX_GAIN = 3.0
+
 #: Steps of the expectation-maximisation algorithm.
 NUM_STEPS = 200
 
@@ -43,6 +46,25 @@ def stacking_weights(log_densities: Tensor) -> Tensor:
         shares = torch.softmax(log_densities + weights.log(), -1)  # (n, C)
         weights = (shares.sum(0) + PRIOR_ROWS) / (num_rows + num_chains * PRIOR_ROWS)
     return weights
+
+
+def is_better(new: Tensor, old: Tensor) -> bool:
+    """
+    Whether rows held out are predicted better, by more than twice the standard error of the gain. The log density of a
+    single row counts as different by :data:`MAX_GAIN` at most.
+
+    :param new: Their log densities, `(n,)`.
+    :param old: The same under the simpler model.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch_tkrr.inference.pooling import is_better
+        >>> old = torch.zeros(50)
+        >>> is_better(old + 0.1, old), is_better(torch.linspace(-1, 1.1, 50), old)
+        (True, False)
+    """
+    gain = (new - old).double().clamp(-MAX_GAIN, MAX_GAIN)
+    return bool(gain.mean() > 2 * gain.std() / len(gain) ** 0.5)
 
 
 def kept_draws(weights: Tensor, num_draws: int) -> list[Tensor]:

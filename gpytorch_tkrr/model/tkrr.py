@@ -91,7 +91,9 @@ class TKRR(GP):
         of its own (:class:`~gpytorch_tkrr.Polynomial` and others) takes the place of the kernel, too.
     :param mean_module: The mean; by default a ConstantMean that a fit sets to the mean of the targets.
     :param warp: A map of the inputs that kernel and box see, not the mean. True for :meth:`InputWarp.from_data` of the
-        training inputs; by default none.
+        training inputs, False for none. By default the first :func:`~gpytorch_tkrr.fit_gibbs` decides which columns, if
+        any, are predicted better with it, by short chains and training rows held out, where kernel and box are the
+        model's own choice and the noise is Gaussian.
     :param missing: What is done with inputs that are NaN: by default they are an error. With ``"integrate"`` they are
         missing, and f is integrated over the distribution of their column among the training rows (a sample of 16 384
         of them where they are more); a Measure such as :class:`~gpytorch_tkrr.UniformMeasure` gives another one. See
@@ -166,6 +168,7 @@ class TKRR(GP):
         self.domain = domain
         self.warp = warp if isinstance(warp, InputWarp) else None
         self.adapts_warp = warp is True
+        self.races_warp = warp is None and kernel is None and domain is None
         self.is_flat_outside = kernel is None and domain is None
         self.feature_names: list[Any] | None = None  # of a DataFrame
         self.train_inputs: tuple[Tensor, ...] | None = None

@@ -87,6 +87,15 @@ class InputWarp(nn.Module):
             *(torch.stack(parts) for parts in zip(*map(_extended, knots, levels, [longest] * len(knots)), strict=True)),
         )
 
+    def only(self, columns: Sequence[int]) -> InputWarp:
+        """
+        The same map of some of the columns.
+
+        :param columns: Their numbers, among :attr:`columns`.
+        """
+        kept = torch.isin(self.columns, torch.as_tensor(columns, device=self.columns.device))
+        return InputWarp(self.columns[kept], self.knots[kept], self.levels[kept])
+
     def forward(self, x: Tensor) -> Tensor:
         """
         :param x: Inputs `(..., D)`.
