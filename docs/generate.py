@@ -185,19 +185,37 @@ def scaling_table(report: dict[str, Any]) -> str:
 
 def bayesopt_table(report: dict[str, Any]) -> str:
     """
-    The tables of docs/workflow.md, from the JSON of ``python -m benchmarks bayesopt``: closed loops, and one step.
+    The tables of docs/workflow.md, from the JSON of ``python -m benchmarks bayesopt``: closed loops, one step
+    against the number of observations, and outliers.
     """
     loops = [row for row in report["rows"] if row.get("median") is not None]
-    lines = ["| function | model | best value: median | quartiles | s per step |", "| --- | --- | ---: | ---: | ---: |"]
+    lines = [
+        "| function | model | seeds | best value: median | quartiles | s per step |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
     for row in loops:
         quartiles = f"{row['lower_quartile']:.2f} to {row['upper_quartile']:.2f}"
         lines.append(
-            f"| {row['problem']} | {row['model']} | {row['median']:.2f} | {quartiles} | {row['seconds_per_step']:.1f} |"
+            f"| {row['problem']} | {row['model']} | {row['num_seeds']} | {row['median']:.2f} | {quartiles} "
+            f"| {row['seconds_per_step']:.1f} |"
         )
-    lines += ["", "| one step | observations | s | times faster |", "| --- | ---: | ---: | ---: |"]
-    for row in report["rows"]:
-        if row.get("rows") is not None:
-            lines.append(f"| {row['model']} | {row['rows']} | {row['seconds_per_step']:.1f} | {row['speedup']:.0f} |")
+    steps = [row for row in report["rows"] if row.get("rows") is not None]
+    names = list(dict.fromkeys(row["model"] for row in steps))
+    seconds = {(row["rows"], row["model"]): row["seconds_per_step"] for row in steps}
+    lines += [
+        "",
+        f"| observations | {' | '.join(f'{name}, s' for name in names)} |",
+        "| ---: " * (len(names) + 1) + "|",
+    ]
+    for num_rows in dict.fromkeys(row["rows"] for row in steps):
+        cells = [f"{seconds[num_rows, name]:.1f}" if (num_rows, name) in seconds else "" for name in names]
+        lines.append(f"| {num_rows} | {' | '.join(cells)} |")
+    lines += ["", "| one outcome in ten corrupted | error | s |", "| --- | ---: | ---: |"]
+    lines += [
+        f"| {row['model']} | {row['error']:.2f} | {row['seconds_per_step']:.1f} |"
+        for row in report["rows"]
+        if row.get("error") is not None
+    ]
     return "\n".join(lines)
 
 

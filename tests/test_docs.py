@@ -158,18 +158,6 @@ def test_readme_quotes_the_flight_delays():
         assert phrase.format(f"{errors[method]:.2f}") in text
 
 
-def test_readme_quotes_the_closed_loops():
-    rows = json.loads(read("benchmarks/results/bayesopt.json"))["rows"]
-    names = ("HilbertGPModel", "TKRRModel", "SingleTaskGP")
-    best = {row["model"]: row["median"] for row in rows if row["problem"] == "hartmann6"}
-    seconds = {row["model"]: row["seconds_per_step"] for row in rows if row.get("rows")}
-    text = " ".join(read("README.md").split())
-    ours, others, exact = (f"{best[name]:.2f}" for name in names)
-    assert f"finds {ours} and {others} after 60 evaluations where SingleTaskGP finds {exact}" in text
-    ours, others = (f"{seconds[name]:.1f}" for name in names[:2])
-    assert f"takes {ours} and {others} s where SingleTaskGP takes {seconds[names[2]]:.0f} s with 4 000" in text
-
-
 @pytest.mark.parametrize("name", list(generate.TABLES))
 def test_pages_quote_stored_results(name: str):
     page, _ = generate.TABLES[name]

@@ -86,8 +86,8 @@ plt.show()
 # ## Closed loops
 #
 # An ordinary loop: fit, maximise LogEI, evaluate, again. Only the class of the model changes. Hartmann's function has
-# six inputs, so `HilbertGPModel` keeps a hyperbolic cross of products of functions; Ackley's has ten, which is for
-# `TKRRModel`.
+# six inputs, which is for both models; Ackley's has ten, which is for `TKRRModel`. With so few observations all of them
+# are the same exact process, and the curves lie on each other: nothing is lost by starting with them.
 
 
 # %%
@@ -142,8 +142,7 @@ axes[0].legend()
 plt.show()
 
 # %% [markdown]
-# One run each is a picture, not a measurement. `python -m benchmarks bayesopt` runs sixty evaluations with several
-# seeds and prints quartiles.
+# One run each is a picture, not a measurement. `python -m benchmarks bayesopt` runs many seeds and prints quartiles.
 #
 # ## A step after many observations
 #
@@ -176,6 +175,6 @@ for model_class in (SingleTaskGP, tkrr.botorch.HilbertGPModel):
 # **What to remember**
 #
 # - Swap the class of the model; the loop stays. Give `bounds` unless the search space is the unit cube.
-# - Up to six inputs `HilbertGPModel`, beyond `TKRRModel`. With a few dozen observations all of them find about the same
-#   and `SingleTaskGP` costs least; with thousands there is no choice.
+# - Up to six inputs `HilbertGPModel`, beyond `TKRRModel`. With a few hundred observations they are `SingleTaskGP`; with
+#   thousands there is no choice.
 # - `draw_matheron_paths` gives whole functions of both.
