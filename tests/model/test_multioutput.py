@@ -9,6 +9,7 @@ import torch
 from gpytorch.constraints import Positive
 from gpytorch.kernels import IndexKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, HadamardGaussianLikelihood, MultitaskGaussianLikelihood
+from support.processes import run_processes
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.long_table import LongTable, _joined_moments
@@ -116,6 +117,21 @@ def test_streams_and_state():
         for other in (stream, loaded):
             torch.testing.assert_close(other.predict(x).mean, expected.mean, rtol=1e-6, atol=1e-6)
             torch.testing.assert_close(other.predict(x).variance, expected.variance, rtol=1e-6, atol=1e-9)
+
+
+def _fit_shard(group=None):
+    x, y, _ = _data()
+    model = tkrr.MultioutputTKRR(None, None, _likelihood(), rank=2)
+    data = (x, y) if group is None else tkrr.Shard((x, y), group.rank(), group.size())
+    tkrr.fit_gibbs(model, data=data, group=group, **FIT)
+    return model.predict(x).mean.detach() / SCALES
+
+
+@pytest.mark.slow
+def test_processes_share_the_rows(tmp_path):
+    expected = _fit_shard()
+    for result in run_processes(_fit_shard, 2, tmp_path):
+        torch.testing.assert_close(result, expected)
 
 
 def test_moments_of_parts():
