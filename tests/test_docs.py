@@ -34,6 +34,7 @@ PAGES = {
     "README.md": ["tqdm"],
     "docs/index.md": [],
     "docs/comparing.md": ["pandas", "matplotlib", "cloudpickle"],
+    "docs/estimators.md": ["pandas", "scikit-learn"],
     "docs/swapping.md": [],
     "docs/choosing.md": [],
     "docs/family.md": [],

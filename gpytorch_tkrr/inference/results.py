@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..model.tkrr import TKRR
 
 
-@dataclass
+@dataclass(repr=False)
 class ALSResult:
     """
     What a fit by alternating least squares did.
@@ -43,8 +43,13 @@ class ALSResult:
     converged: bool = False
     message: str = ""
 
+    def __repr__(self) -> str:
+        ends = f"{self.objective[0]:.6g} to {self.objective[-1]:.6g}" if self.objective else "unknown"
+        state = "converged" if self.converged else "not converged"
+        return f"ALSResult: {self.sweeps} sweeps, {state}\nobjective {ends}\n{self.message}"
 
-@dataclass
+
+@dataclass(repr=False)
 class GibbsResult:
     """
     What a fit by Gibbs sampling did.
@@ -73,6 +78,11 @@ class GibbsResult:
     ess: dict[str, float]
     effective_rank: float
     message: str
+
+    def __repr__(self) -> str:
+        head = f"GibbsResult: {self.posterior.num_draws} draws, effective rank {self.effective_rank:.1f}"
+        worst = f"largest R-hat {max(self.rhat.values()):.3f}, smallest ESS {min(self.ess.values()):.0f}; see summary()"
+        return f"{head}\n{worst}\n{self.message}"
 
     def summary(self) -> str:
         """A table: mean, standard deviation, 95 % interval, R-hat and effective sample size of each quantity."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import _check_y
 from torch import Tensor
@@ -20,6 +22,9 @@ from ..model.tkrr import TKRR
 from .table_estimator import MAX_NUMBER, as_seed
 from .tkrr_estimator import TKRREstimator, as_numpy, positive_rows, weighted_data
 from .transform import TargetTransform
+
+#: The smallest noise variance, relative to the variance of the targets; GPyTorch's own, for targets of unit variance.
+LEAST_NOISE = 1e-4
 
 #: Samples whose spread is the standard deviation of targets that were transformed.
 NUM_SAMPLES = 1000
@@ -117,7 +122,7 @@ class TKRRRegressor(RegressorMixin, TKRREstimator):
         return self
 
     def _fit_rows(self, x: Tensor, t: Tensor, weights: Tensor | None, seed: int) -> None:
-        model = self._new_model(x, t, make_noise(self.noise_))
+        model = self._new_model(x, t, self._likelihood(float(t.var())))
         self.result_ = self.fit_model(model, seed, data=weighted_data(model, weights))
         self.model_, self._weighted = model, weights
 
@@ -251,6 +256,12 @@ class TKRRRegressor(RegressorMixin, TKRREstimator):
                 seed=seed,
             )
             self.noise_ = self.noise_choice_.kind
+
+    def _likelihood(self, variance: float) -> Likelihood:
+        """The likelihood, whose smallest noise follows the units of the targets."""
+        if self.noise_ == "gaussian" and 0 < variance < 1:
+            return GaussianLikelihood(noise_constraint=GreaterThan(LEAST_NOISE * variance))
+        return make_noise(self.noise_)
 
     def new_model(self) -> TKRR:
         """A model without rows, of the noise that was chosen."""

@@ -1,0 +1,205 @@
+"""What the estimators do beyond scikit-learn's checks: tables, weights, more rows, transforms, files."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("sklearn")
+
+import scipy.stats
+from sklearn.base import clone
+from sklearn.compose import make_column_transformer
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import gpytorch_tkrr as tkrr
+from gpytorch_tkrr.sklearn import HilbertRegressor, TKRRClassifier, TKRRRegressor
+from gpytorch_tkrr.sklearn.transform import TargetTransform
+
+SMALL = {"rank": 3, "num_basis": 6, "num_draws": 20, "num_warmup": 20, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def table():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame(
+        {
+            "size": rng.uniform(1, 9, 150),
+            "kind": rng.choice(["hut", "house", "castle"], 150),
+            "sold": pd.date_range("2022-01-01", periods=150, freq="D"),
+            "pool": rng.random(150) > 0.5,
+        }
+    )
+    weekend = X["sold"].dt.day_of_week >= 5
+    y = X["size"] + 3 * (X["kind"] == "castle") + X["pool"] + weekend + 0.1 * rng.normal(size=150)
+    return X, y
+
+
+@pytest.mark.parametrize("method", ["als", "gibbs"])
+def test_all_kinds_of_columns_count(method, table):
+    X, y = table
+    model = TKRRRegressor(method=method, **SMALL).fit(X[:120], y[:120])
+    assert list(model.feature_names_in_) == list(X.columns) and model.n_features_in_ == 4
+    assert model.columns_.names == ["size", "kind", "sold.day", "sold.weekday", "pool"]
+    assert model.score(X[120:], y[120:]) > 0.97  # without any of the columns it is below
+    _, sd, quantiles = model.predict(X, return_std=True, return_quantiles=[0.1, 0.5, 0.9])
+    assert quantiles.shape == (150, 3) and (np.diff(quantiles) > 0).all()
+    assert np.allclose(model.sample_y(X, 2000).std(1), sd, rtol=0.15)
+    new = X.assign(kind="tent")
+    assert (model.predict(new, return_std=True)[1] > sd).all() and model.extrapolates(new).all()
+
+
+def test_classes_of_any_kind(table):
+    X, y = table
+    labels = pd.cut(y, [-9, 4, 7, 99], labels=["low", "mid", "high"]).astype(str)
+    model = TKRRClassifier(**SMALL).fit(X, labels)
+    probabilities = model.predict_proba(X)
+    assert probabilities.shape == (150, 3) and np.allclose(probabilities.sum(1), 1) and model.score(X, labels) > 0.9
+    picked = probabilities[np.arange(150), np.searchsorted(model.classes_, labels)]
+    assert np.allclose(model.log_predictive_density(X, labels), np.log(picked))
+    shares = np.stack([(model.sample_y(X, 3000) == name).mean(1) for name in model.classes_], 1)
+    assert np.abs(shares - probabilities).max() < 0.05
+    model.partial_fit(X[:9], labels[:9])
+    assert len(model.models()[0].train_targets) == 159
+    later = TKRRClassifier(**SMALL).partial_fit(X, labels == "low", classes=[False, True])
+    assert later.classes_.dtype == bool
+
+
+def test_more_rows_go_on_from_the_last_fit(table):
+    X, y = table
+    model = TKRRRegressor(**SMALL).fit(X[:100], y[:100])
+    before = model.score(X[130:], y[130:])
+    model.partial_fit(X[100:130], y[100:130])
+    assert len(model.model_.train_targets) == 130 and model.model_.posterior.num_draws == 20
+    assert model.score(X[130:], y[130:]) > before - 0.02
+    model.partial_fit(X[:2].assign(kind="tent"), y[:2])  # a level that needs another basis: fitted anew
+    assert model.columns_.inputs[1].levels == ["castle", "house", "hut", "tent"]
+    assert not model.extrapolates(X[:2].assign(kind="tent")).any()
+
+
+@pytest.mark.filterwarnings("ignore:The chains disagree")  # short ones
+def test_new_rows_of_gibbs_replace_the_draws():
+    x = torch.rand(120, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.sin(6 * x[:, 0]) + x[:, 1]
+    model = tkrr.TKRR(x[:80], y[:80], tkrr_likelihood(), rank=3, num_basis=8)
+    tkrr.fit_gibbs(model, num_draws=10, num_warmup=20, num_chains=2, seed=0)
+    sweeps = [chain["sweeps"] for chain in model.posterior.resume["chains"]]
+    result = tkrr.fit_gibbs(model, new_rows=(x[80:], y[80:]), num_draws=12, num_warmup=10, seed=0)
+    assert [chain["sweeps"] for chain in model.posterior.resume["chains"]] == [number + 22 for number in sweeps]
+    assert len(model.train_targets) == 120 and 12 <= result.posterior.num_draws <= 24
+    assert (model.predict(x).mean - y).abs().mean() < 0.1
+    with pytest.raises(ValueError, match="Pass one of them"):
+        tkrr.fit_gibbs(model, data=(x, y), new_rows=(x, y))
+
+
+def tkrr_likelihood():
+    import gpytorch
+
+    return gpytorch.likelihoods.GaussianLikelihood()
+
+
+def test_units_of_targets_do_not_matter(table, tmp_path):
+    """GPyTorch's smallest noise, 1e-4, is that of targets of unit variance."""
+    X, y = table
+    options = {"method": "als", "rank": 2, "num_basis": 6, "random_state": 0}
+    one, small = TKRRRegressor(**options).fit(X, y / y.std()), TKRRRegressor(**options).fit(X, 1e-5 * y / y.std())
+    small.save(tmp_path / "model.pt")
+    for model in (small, tkrr.load(tmp_path / "model.pt")):
+        for part, other in zip(one.predict(X, return_std=True), model.predict(X, return_std=True), strict=True):
+            assert np.allclose(part, 1e5 * other, rtol=1e-3, atol=1e-3)
+
+
+def test_weights(table):
+    """A row of weight zero is absent; a small weight says that a row is noisy."""
+    X, y = table
+    x = X[["size"]]
+    weights = np.where(np.arange(150) < 100, 1.0, 0.0)
+    options = {"method": "als", "rank": 2, "random_state": 0}
+    weighted, fewer = TKRRRegressor(**options).fit(x, y, weights), TKRRRegressor(**options).fit(x[:100], y[:100])
+    assert np.allclose(weighted.predict(x), fewer.predict(x), rtol=1e-6)
+    wrong = y.where(weights > 0, 50.0)
+    careful = TKRRRegressor(**options).fit(x, wrong, np.where(weights > 0, 1.0, 1e-6))
+    assert np.abs(careful.predict(x) - fewer.predict(x)).mean() < 0.3
+    with pytest.raises(tkrr.InputError, match="whole numbers"):
+        TKRRClassifier(**SMALL).fit(x, y > 5, weights + 0.5)
+
+
+def test_yeo_johnson_is_that_of_scipy():
+    y = np.random.default_rng(0).gamma(1.0, size=400) - 0.3
+    transform = TargetTransform.learn("yeo-johnson", y)
+    _, power = scipy.stats.yeojohnson(y / y.std())
+    assert abs(transform.power - power) < 1e-3
+    assert np.allclose(transform(y), scipy.stats.yeojohnson(y / y.std(), transform.power))
+    assert np.allclose(transform.inverse(transform(y)), y)
+    step = 1e-6
+    slope = (transform(y + step) - transform(y - step)) / (2 * step)
+    assert np.allclose(np.log(slope), transform.log_slope(y), atol=1e-5)
+
+
+@pytest.mark.parametrize("transform", ["log", "yeo-johnson"])
+def test_transformed_targets(transform, table):
+    X, y = table
+    skewed = np.exp(y / 3)
+    model = TKRRRegressor(target_transform=transform, method="als", rank=3, random_state=0).fit(X, skewed)
+    median, quantiles = model.predict(X[:3], return_quantiles=[0.5])
+    assert np.allclose(median, quantiles[:, 0])
+    grid = np.linspace(1e-3, 500, 200001)
+    density = np.exp(model.log_predictive_density(pd.concat([X[:1]] * len(grid)), grid))
+    assert abs(np.trapezoid(density, grid) - 1) < 1e-3  # a density of y, not of g(y)
+
+
+def test_files(table, tmp_path):
+    X, y = table
+    fitted = [
+        TKRRRegressor(target_transform="log", **SMALL).fit(X, y),
+        TKRRClassifier(**SMALL).fit(X, X["kind"]),
+        HilbertRegressor(num_steps=5).fit(X[["size", "pool"]], y),
+    ]
+    for model in fitted:
+        rows = X[list(model.feature_names_in_)]
+        model.save(tmp_path / "model.pt")
+        loaded, pickled = tkrr.load(tmp_path / "model.pt"), pickle.loads(pickle.dumps(model))
+        for other in (loaded, pickled):
+            assert (other.predict(rows) == model.predict(rows)).all()
+        with pytest.raises(tkrr.InputError, match="holds no rows"):
+            loaded.partial_fit(rows, y)
+    own = TKRRRegressor(kernel=tkrr.anova_kernel(1), **SMALL).fit(X[["size"]], y)
+    with pytest.raises(tkrr.InputError, match="pickle"):
+        own.save(tmp_path / "own.pt")
+
+
+def test_pipeline_and_grid_search(table):
+    X, y = table
+    columns = make_column_transformer(
+        (StandardScaler(), ["size"]), ("passthrough", ["kind", "pool"]), verbose_feature_names_out=False
+    ).set_output(transform="pandas")
+    pipeline = make_pipeline(columns, TKRRRegressor(method="als", random_state=0))
+    search = GridSearchCV(pipeline, {"tkrrregressor__rank": [1, 3]}, cv=2).fit(X, y)
+    assert search.best_score_ > 0.8 and clone(search.best_estimator_).get_params()["tkrrregressor__rank"] in (1, 3)
+
+
+def test_results_are_short_in_print(table):
+    X, y = table
+    for method in ("als", "gibbs"):
+        shown = repr(TKRRRegressor(method=method, **SMALL).fit(X[["size"]], y).result_)
+        assert len(shown.splitlines()) == 3 and len(shown) < 500
+
+
+def test_bad_input(table):
+    X, y = table
+    with pytest.raises(tkrr.InputError, match="row 3, column 'size'"):
+        TKRRRegressor().fit(X.assign(size=X["size"].where(X.index != 3)), y)
+    with pytest.raises(tkrr.InputError, match="method must be"):
+        TKRRRegressor(method="magic").fit(X, y)
+    with pytest.raises(tkrr.InputError, match="at most 3 inputs"):
+        HilbertRegressor().fit(np.random.rand(20, 4), np.random.rand(20))
+    with pytest.raises(tkrr.InputError, match="no column 'colour'"):
+        TKRRRegressor(categorical=["colour"]).fit(X, y)
+    with pytest.raises(tkrr.InputError, match="target_transform must be"):
+        TKRRRegressor(target_transform="square").fit(X, y)
