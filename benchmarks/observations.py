@@ -138,6 +138,7 @@ def run(args: argparse.Namespace) -> Report:
     for path in args.previous:
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
         report.rows += [row for row in rows if (row["data"], row["model"]) not in done]
+    args.previous = len(args.previous)  # not where they were
     places = ["flights", *TRUTHS, *pool.SETS]
     report.rows.sort(key=lambda row: places.index(row["data"]))
     report.notes += [
