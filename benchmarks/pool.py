@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -274,7 +275,8 @@ def _means(rows: list[dict[str, Any]]) -> Iterator[tuple[tuple[str, str], dict[s
     for key in keys:
         own = [row for row in rows if (row["data"], row["model"]) == key]
         names = ("rmse", "nlpd", "nlpd_normal", "coverage", "seconds", "N")
-        yield key, {name: fmean(row[name] for row in own) for name in names}
+        known = {name: [row[name] for row in own if row.get(name) is not None] for name in names}
+        yield key, {name: fmean(values) if values else math.nan for name, values in known.items()}
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ class TKRR(GP):
         self.domain = domain
         self.warp = warp if isinstance(warp, InputWarp) else None
         self.adapts_warp = warp is True
-        self.races_warp = warp is None and kernel is None and domain is None
+        self.races_warp = warp is None and kernel is None and domain is None and isinstance(self.family, Sines)
         self.is_flat_outside = kernel is None and domain is None
         self.feature_names: list[Any] | None = None  # of a DataFrame
         self.train_inputs: tuple[Tensor, ...] | None = None
