@@ -183,7 +183,7 @@ class Ellipsoid(IndexSet):
         >>> Ellipsoid().indices([2, 2]).tolist()
         [[1, 1], [1, 2], [2, 1], [2, 2]]
         >>> Ellipsoid().size([40, 40, 40])
-        35439
+        35376
     """
 
     def _start(self) -> float:
