@@ -378,7 +378,7 @@ class Scaled(Expansion):
         return self.scale * self.base.prior_variance(x)
 
     def leaves(self, x: Tensor, share: float = 1.0, scale: float = 1.0) -> Iterator[Leaf]:
-        return self.base.leaves(x, share, scale * float(self.scale.max()))
+        return self.base.leaves(x, share, scale * float(self.scale.detach().max()))
 
     def basis_parameters(self) -> list[Tensor]:
         return self.base.basis_parameters()
@@ -449,7 +449,7 @@ class Product(_Composite):
         return reduce(torch.mul, (part.prior_variance(x) for part in self.parts))
 
     def leaves(self, x: Tensor, share: float = 1.0, scale: float = 1.0) -> Iterator[Leaf]:
-        largest = [float(part.prior_variance(x).max()) for part in self.parts]
+        largest = [float(part.prior_variance(x).detach().max()) for part in self.parts]
         for i, part in enumerate(self.parts):
             others = math.prod(largest[:i] + largest[i + 1 :])
             yield from part.leaves(x, share / len(self.parts), scale * others)
