@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, PeriodicKernel
 from torch import Tensor
 
 from ..bases.domain import Domain, as_inputs
@@ -39,6 +39,7 @@ MAX_CHOSEN_FUNCTIONS = 4_000
 
 _NUM_LAGS = 4096
 _MAX_GRID = 2**14
+_SMALL_GRID = 2**8  # where a periodic factor makes many copies of a density
 _MAX_SINES = 2**14
 _PRECISE = 1_000  # a number of functions of this size tells the highest frequency precisely enough
 _MAX_RESCALINGS = 60
@@ -171,7 +172,8 @@ def _ellipsoid(axes: list[_Axis], half_width: Tensor, counts: list[int]) -> list
     :param counts: Numbers for which next to nothing lies beyond them in any one column.
     """
     leaf, budget = axes[0].leaf, 3 * sum(axis.truncation for axis in axes)  # a quarter is spent
-    num = int(_MAX_GRID ** (1 / len(axes)))
+    has_copies = any(isinstance(part, PeriodicKernel) for node in leaf.nodes for part in node.kernel.modules())
+    num = int((_SMALL_GRID if has_copies else _MAX_GRID) ** (1 / len(axes)))
     grids, levels, weight = [], [], 1.0
     for axis, count in zip(axes, counts, strict=True):
         step = max(count / num, 1.0)  # a coarser grid for the same integral
