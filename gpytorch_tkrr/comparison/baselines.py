@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,8 +15,11 @@ from .distribution import QuantileDistribution
 #: Quantiles of boosted trees.
 LEVELS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
-#: Quantiles are at least so far apart, in standard deviations of the targets.
-LEAST_WIDTH = 1e-3
+#: Two quantiles are at least so far apart, in standard deviations of the targets, and all are moved from the median
+#: by such a factor; which ones is decided by training rows that are held out. Trees fit their own rows too well.
+LEAST_WIDTHS = (1e-3, 1e-2, 3e-2, 0.1)
+STRETCHES = (1.0, 1.5, 2.0, 3.0)
+HELD_OUT = 0.2
 
 #: HistGradientBoosting takes categories of at most so many levels.
 MAX_LEVELS = 254
@@ -80,28 +83,43 @@ class GradientBoosting(Contender):
     knows_levels: ClassVar[bool] = True
     note: ClassVar[str] = (
         f"scikit-learn's HistGradientBoosting with its defaults: one model of the mean and {len(LEVELS)} of quantiles "
-        '(loss="quantile"), between which the distribution is interpolated.'
+        '(loss="quantile"), between which the distribution is interpolated, widened as training rows held out ask for.'
     )
 
     def fit(self, x: Tensor, y: Tensor) -> None:
-        from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+        from sklearn.ensemble import HistGradientBoostingClassifier
 
         few = [d for d, number in self.categories.items() if number <= MAX_LEVELS]  # others are taken for numbers
         options = {"random_state": self.seed, "categorical_features": few or None}
         if self.task == "classification":
             self.model = HistGradientBoostingClassifier(**options).fit(x.numpy(), y.numpy())
             return
+        self.sd = float(y.std())
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(self.seed))
+        held_out, rest = order.tensor_split([max(int(HELD_OUT * len(y)), 1)])
+        self._fit_quantiles(x[rest], y[rest], options)
+        choices = [(width, stretch) for width in LEAST_WIDTHS for stretch in STRETCHES]
+        scores = [float(self._distribution(x[held_out], *choice).log_prob(y[held_out]).mean()) for choice in choices]
+        self.choice = choices[int(np.argmax(scores))]
+        self._fit_quantiles(x, y, options)
+
+    def _fit_quantiles(self, x: Tensor, y: Tensor, options: dict[str, Any]) -> None:
+        from sklearn.ensemble import HistGradientBoostingRegressor
+
         models = [HistGradientBoostingRegressor(**options)]
         models += [HistGradientBoostingRegressor(loss="quantile", quantile=level, **options) for level in LEVELS]
         self.model, *self.quantiles = (model.fit(x.numpy(), y.numpy()) for model in models)
-        self.least_width = LEAST_WIDTH * float(y.std())
+
+    def _distribution(self, x: Tensor, least_width: float, stretch: float) -> QuantileDistribution:
+        mean, *quantiles = (torch.as_tensor(model.predict(x.numpy())) for model in (self.model, *self.quantiles))
+        levels, values = torch.tensor(LEVELS, dtype=torch.float64), torch.stack(quantiles, -1)
+        middle = values[:, len(LEVELS) // 2, None]
+        return QuantileDistribution(levels, middle + stretch * (values - middle), mean, least_width * self.sd)
 
     def predict(self, x: Tensor) -> Prediction:
         if self.task == "classification":
             return all_classes(self.model.predict_proba(x.numpy()), self.model.classes_, self.num_classes)
-        mean, *quantiles = (torch.as_tensor(model.predict(x.numpy())) for model in (self.model, *self.quantiles))
-        levels = torch.tensor(LEVELS, dtype=torch.float64)
-        return QuantileDistribution(levels, torch.stack(quantiles, -1), mean, self.least_width)
+        return self._distribution(x, *self.choice)
 
 
 def all_classes(probabilities: np.ndarray, present: np.ndarray, num_classes: int) -> Tensor:
