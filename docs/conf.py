@@ -42,3 +42,12 @@ GENERATED = generate.GENERATED
 generate.write_if_changed(GENERATED / "api.md", generate.api_page(gpytorch_tkrr, ["botorch", "pyro", "sklearn"]))
 generate.write_if_changed(GENERATED / "benchmarks.md", generate.benchmark_page(ROOT / "benchmarks" / "results"))
 generate.tutorials(ROOT / "tutorials", GENERATED)
+
+
+def skip_requests(app: object, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
+    """scikit-learn gives every estimator methods `set_fit_request` and the like; they are said there."""
+    return True if name.startswith("set_") and name.endswith("_request") else None
+
+
+def setup(app: object) -> None:
+    app.connect("autodoc-skip-member", skip_requests)  # type: ignore[attr-defined]

@@ -39,7 +39,8 @@ MAX_CHOSEN_FUNCTIONS = 4_000
 
 _NUM_LAGS = 4096
 _MAX_GRID = 2**14
-_SMALL_GRID = 2**8  # where a periodic factor makes many copies of a density
+_LEAST_GRID, _LEAST_SINES = 2**6, 2**8
+_FEWER_GRID, _FEWER_SINES = 2**6, 2**3  # by which factor fewer for each periodic factor of a kernel
 _MAX_SINES = 2**14
 _PRECISE = 1_000  # a number of functions of this size tells the highest frequency precisely enough
 _MAX_RESCALINGS = 60
@@ -172,8 +173,7 @@ def _ellipsoid(axes: list[_Axis], half_width: Tensor, counts: list[int]) -> list
     :param counts: Numbers for which next to nothing lies beyond them in any one column.
     """
     leaf, budget = axes[0].leaf, 3 * sum(axis.truncation for axis in axes)  # a quarter is spent
-    has_copies = any(isinstance(part, PeriodicKernel) for node in leaf.nodes for part in node.kernel.modules())
-    num = int((_SMALL_GRID if has_copies else _MAX_GRID) ** (1 / len(axes)))
+    num = int(max(_MAX_GRID // _FEWER_GRID ** _num_periodic(leaf), _LEAST_GRID) ** (1 / len(axes)))
     grids, levels, weight = [], [], 1.0
     for axis, count in zip(axes, counts, strict=True):
         step = max(count / num, 1.0)  # a coarser grid for the same integral
@@ -190,6 +190,11 @@ def _ellipsoid(axes: list[_Axis], half_width: Tensor, counts: list[int]) -> list
     kept = (left_out > budget).nonzero()
     scale = math.sqrt(float(level[order[int(kept[0, 0])]])) if len(kept) else 0.0
     return [max(math.ceil(count * scale), 1) for count in counts]
+
+
+def _num_periodic(leaf: SpectralProducts) -> int:
+    """How many periodic factors there are: each makes many copies of a density, all of which must be evaluated."""
+    return sum(isinstance(part, PeriodicKernel) for node in leaf.nodes for part in node.kernel.modules())
 
 
 def leaf_density(leaf: SpectralProducts, omega: Tensor) -> Tensor:
@@ -391,7 +396,7 @@ def _num_sines(axis: _Axis, half_width: float) -> int:
 
 def _num_sines_in_box(axis: _Axis, half_width: float) -> int:
     r"""
-    The number of functions of one box; above `_MAX_SINES` an estimate.
+    The number of functions of one box; where there are too many to be looked at, an estimate.
 
     All variances are found when they add up as Poisson's formula says, so that no spectral peak beyond a gap is missed:
 
@@ -401,6 +406,7 @@ def _num_sines_in_box(axis: _Axis, half_width: float) -> int:
     images = 2 * axis.covariance(4 * half_width * torch.arange(1, 3, dtype=torch.float64)).sum()
     at_zero = axis.density(torch.zeros(1, dtype=torch.float64)) / (4 * half_width)
     density = at_zero[:, :0]
+    most = max(_MAX_SINES // _FEWER_SINES ** _num_periodic(axis.leaf), _LEAST_SINES)
     while True:
         block = torch.arange(density.shape[-1] + 1, max(2 * density.shape[-1], 256) + 1, dtype=torch.float64)
         density = torch.cat([density, axis.density(spacing * block)], dim=-1)  # (batch, T)
@@ -409,7 +415,7 @@ def _num_sines_in_box(axis: _Axis, half_width: float) -> int:
         found = (at_zero + density.sum(-1, keepdim=True) / (2 * half_width)).nan_to_num(posinf=1.0)
         lost = 1 - images - found
         complete = (beyond <= 0.02 * tolerance) & (lost <= 0.2 * tolerance)
-        if complete.all() or density.shape[-1] >= _MAX_SINES:
+        if complete.all() or density.shape[-1] >= most:
             break
     beyond = torch.where(lost <= 0.2 * tolerance, beyond, torch.maximum(beyond, lost))
     tail = density.flip(-1).cumsum(-1).flip(-1) / (2 * half_width) + beyond  # tail[m]: functions m + 1, m + 2, ...

@@ -202,7 +202,7 @@ def _draws_to_continue(model: TKRR, *, is_start: bool) -> DrawsPosterior | None:
         return None
     if not model.posterior.resume:
         raise InputError(
-            "The model's draws come from chains side by side, which cannot be continued. Start anew, with "
+            "The model's draws come without the state of their chains and cannot be continued. Start anew, with "
             "num_warmup > 0."
         )
     return model.posterior
