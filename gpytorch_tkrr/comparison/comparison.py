@@ -19,13 +19,12 @@ from ..data.task import Task, TaskData, check_data
 from ..data.whole_file import whole_file
 from ..errors import InputError
 from ..inference.noise_choice import make_noise
-from . import (  # noqa: F401  they register their models
-    additive,
-    baselines,
-    gp_contenders,
-    kernel_machines,
-    tkrr_contenders,
-)
+
+# isort: off
+# They register their models, in the order of the table.
+from . import baselines, gp_contenders, additive, kernel_machines, tkrr_contenders  # noqa: F401
+
+# isort: on
 from .contender import CONTENDERS
 from .process import Isolation, Outcome, call, machine_facts
 from .report import html_page, overview_figure, predictions_figure

@@ -32,7 +32,7 @@ def module_identity(module: nn.Module, name: str) -> dict[str, Any]:
     :param name: What the root is called.
     """
     found: dict[str, Any] = {}
-    for path, part in module.named_modules():
+    for path, part in module.named_modules(remove_duplicate=False):  # what copies share or not is no difference
         prefix = f"{name}.{path}" if path else name
         found[prefix] = _class_name(type(part))
         for key, parameter in part._parameters.items():

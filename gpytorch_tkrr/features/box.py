@@ -39,6 +39,7 @@ MAX_CHOSEN_FUNCTIONS = 4_000
 
 _NUM_LAGS = 4096
 _MAX_GRID = 2**14
+_UNRESOLVED = 0.1  # by how much the variances on a grid may miss that of the kernel
 _LEAST_GRID, _LEAST_SINES = 2**6, 2**8
 _FEWER_GRID, _FEWER_SINES = 2**6, 2**3  # by which factor fewer for each periodic factor of a kernel
 _MAX_SINES = 2**14
@@ -186,6 +187,8 @@ def _ellipsoid(axes: list[_Axis], half_width: Tensor, counts: list[int]) -> list
     level = torch.cartesian_prod(*levels).sum(-1)
     order = level.argsort(descending=True)
     density = torch.cat([leaf_density(leaf, piece) for piece in omega[order].split(512)], dim=-1)
+    if float((weight * density.sum(-1) - 1).abs().max()) > _UNRESOLVED:
+        return counts  # peaks fall between the points of the grid
     left_out = (weight * density.cumsum(-1)).amax(0)  # by an ellipsoid that ends before the function
     kept = (left_out > budget).nonzero()
     scale = math.sqrt(float(level[order[int(kept[0, 0])]])) if len(kept) else 0.0

@@ -204,6 +204,8 @@ class Tolerance:
         :param prior: The present covariance of its weights.
         """
         scale = float(self.scale(expansion).max())
+        if self.is_limited:  # the number of rows may have become known since
+            self._decide_exact()
         if scale == self._scale and self._parameters is not None and _same(kernel, self._parameters):
             return None  # it has been answered
         error, image = self.error(expansion, prior), self.image(expansion)
@@ -227,6 +229,8 @@ class Tolerance:
             domain, num_basis = self.choose(kernel, self.tol * scale)
         except UnsupportedKernelError:  # no box is large enough at these hyperparameters: what is missing is counted
             self._parameters, self._is_settled = parameters, True
+            self.num_needed = 2 * MAX_CHOSEN_FUNCTIONS
+            self._decide_exact()
             return None
         self._parameters, self._is_settled = parameters, False
         self._decide_exact()

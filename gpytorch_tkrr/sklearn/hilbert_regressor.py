@@ -169,6 +169,9 @@ class HilbertRegressor(RegressorMixin, TableEstimator):
         finally:
             bar.close()
         self.model_ = model.eval()
+        with torch.no_grad():
+            self.model_(x[:1])  # on the basis that suits what has been learned; it stays
+        self.model_.covar_module.keep_basis()
 
     def _new_model(self, data: Any, x: Tensor) -> HilbertGP:
         num_dims = x.shape[1]
@@ -212,6 +215,7 @@ class HilbertRegressor(RegressorMixin, TableEstimator):
         self.target_shift_, self.target_scale_ = state["targets"]
         self.model_ = self._new_model(None, state["edges"])
         self.model_.load_state_dict(state["model"])
+        self.model_.covar_module.keep_basis()  # the one that was saved
         self.model_.eval()
 
     def __sklearn_is_fitted__(self) -> bool:

@@ -9,6 +9,10 @@ import pytest
 import torch
 
 import gpytorch_tkrr as tkrr
+
+pytest.importorskip("pandas")
+pytest.importorskip("sklearn")
+
 from benchmarks import airline, bases, hinge
 
 pytest.importorskip("matplotlib")

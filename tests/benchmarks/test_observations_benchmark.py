@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
 from benchmarks.observations import MODELS, TRUTHS, check_targets, evaluate

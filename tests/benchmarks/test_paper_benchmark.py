@@ -158,7 +158,7 @@ def test_airline(tmp_path, monkeypatch):
     airline.add_arguments(parser)
     report = airline.run(parser.parse_args(["--rows", "180", "--svgp-epochs", "1", "--hilbert-steps", "20"]))
     mse = {row["method"].partition(",")[0]: row["mse"] for row in report.rows}
-    assert set(mse) == {"T-KRR", "RFF", "additive Hilbert GP", "SVGP"}
+    assert set(mse) == {"T-KRR", "RFF", "additive Hilbert GP", "SVGP", "A-VFF", "A-GPR"}
     assert mse["additive Hilbert GP"] < 0.2  # the function is additive
     assert "N = 180" in report.title
     assert json.loads(report.write(tmp_path).read_text())["rows"]

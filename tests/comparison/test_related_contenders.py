@@ -9,6 +9,7 @@ import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.comparison.contender import CONTENDERS
 
 pytest.importorskip("sklearn")
+pytest.importorskip("pandas")
 NAMES = ("additive-exact", "additive-vff", "kernel-machine", "nystrom")
 
 
