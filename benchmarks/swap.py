@@ -206,7 +206,7 @@ def _rbf(**kwargs: Any) -> Kernel:
 
 
 #: Written down when the mechanism was ready, to see how it does on problems that it was not made with. Their first run
-#: missed one by far (Matern 5/2 in clusters of two inputs: mean off by 0.097) and led to the finer start and to the rule
+#: missed one by far (Matern 5/2 in clusters of two inputs: mean off by 0.097) and led to the finer start and the rule
 #: for up to 500 rows in `hilbert/tolerance.py`; the others were not used for any choice.
 HELD_OUT = [
     Problem("RBF, 0 to 0.001", _rbf, _ripple, 1, 150, 1e-3, 0.05, steps=200),
