@@ -276,7 +276,7 @@ def test_a_gaussian_process_is_as_a_fresh_one(base, is_scaled, operations):
 
 
 @pytest.mark.xfail(
-    reason="with a tolerance relative to the noise, the basis depends on which noise the kernel has been told of before",
+    reason="with a tolerance relative to the noise, the basis depends on the noise that the kernel has been told of",
     strict=False,
 )
 @given(base=st.sampled_from(list(BASES)), is_scaled=st.booleans(), operations=LISTS)
