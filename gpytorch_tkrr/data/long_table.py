@@ -27,9 +27,9 @@ class LongTable:
         >>> import torch
         >>> from gpytorch_tkrr.data.long_table import LongTable
         >>> y = torch.tensor([[1.0, 5.0], [float("nan"), 6.0]])
-        >>> (x, targets), = LongTable((torch.tensor([[0.5], [0.7]]), y), 2)
+        >>> (x, targets), = LongTable((torch.tensor([[0.5], [0.75]]), y), 2)
         >>> x.tolist(), targets.tolist()
-        ([[0.5, 0.0], [0.5, 1.0], [0.7, 1.0]], [1.0, 5.0, 6.0])
+        ([[0.5, 0.0], [0.5, 1.0], [0.75, 1.0]], [1.0, 5.0, 6.0])
     """
 
     def __init__(self, data: Any, num_outputs: int, mean: Tensor | None = None, scale: Tensor | None = None):
