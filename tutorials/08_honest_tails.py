@@ -25,7 +25,7 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood, StudentTLikelihood
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.data.flights import COLUMNS, load_new_york
+from gpytorch_tkrr.tables.flights import COLUMNS, load_new_york
 
 FAST = bool(os.environ.get("TKRR_TUTORIAL_FAST"))  # small settings, for tests
 plt.rcParams.update({"figure.dpi": 110, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False})

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..data.task import Task, TaskData, check_data
 from ..data.whole_file import whole_file
 from ..errors import InputError
 from ..inference.noise_choice import make_noise
+from ..tables.task import Task, TaskData, check_data
 
 # isort: off
 # They register their models, in the order of the table.

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..data.progress import ProgressBar, progress_bar
-from ..data.task import Task
 from ..errors import NotApplicableError
+from ..tables.task import Task
 from .distribution import Distribution
 
 #: Means and standard deviations of the targets, or their distribution, or probabilities of class 1, or of each of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..data.task import Task
+from ..tables.task import Task
 from .distribution import level_coverage
 from .scores import LEVELS, reliability, sure_of
 from .trial import Trial

@@ -11,15 +11,15 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..data.columns import Columns
-from ..data.encoded import EncodedSource
-from ..data.files import TableSource
 from ..data.parallel import Processes
-from ..data.table import complete_rows, require_complete
-from ..data.task import Task, default_task, encode_targets
 from ..errors import InputError
 from ..model.effects import EmpiricalMeasure, MainEffects, main_effects, sobol_indices
 from ..model.tkrr import TKRR
+from ..tables.columns import Columns
+from ..tables.encoded import EncodedSource
+from ..tables.files import TableSource
+from ..tables.table import complete_rows, require_complete
+from ..tables.task import Task, default_task, encode_targets
 from .scores import classification_scores, regression_scores
 
 if TYPE_CHECKING:

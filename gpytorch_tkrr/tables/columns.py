@@ -241,7 +241,7 @@ class Columns:
 
     Example:
         >>> import pandas as pd
-        >>> from gpytorch_tkrr.data.columns import Columns
+        >>> from gpytorch_tkrr.tables.columns import Columns
         >>> frame = pd.DataFrame({"size": [1.0, 2.0, 4.0], "kind": ["b", "a", "b"]})
         >>> columns = Columns.learn(frame)
         >>> columns.names, columns.matrix(frame).tolist()

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.source import RowSource
 from .columns import Columns
 from .files import TableSource
-from .source import RowSource
 
 #: Rows of a sample, taken from as many places of the file.
 SAMPLE_ROWS, NUM_PLACES = 5000, 10
@@ -27,8 +27,8 @@ class EncodedSource(RowSource):
     Example:
         >>> import pathlib, tempfile
         >>> import gpytorch_tkrr as tkrr
-        >>> from gpytorch_tkrr.data.columns import Column, scan
-        >>> from gpytorch_tkrr.data.encoded import EncodedSource
+        >>> from gpytorch_tkrr.tables.columns import Column, scan
+        >>> from gpytorch_tkrr.tables.encoded import EncodedSource
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder, "flights.csv")
         ...     _ = path.write_text("delay,carrier\n1,AA\n2,UA\n4,AA\n")

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.source import BATCH_ROWS, RowSource, release, select_rows
 from ..errors import InputError
 from .dialect import Dialect
-from .source import BATCH_ROWS, RowSource, release, select_rows
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -47,7 +47,7 @@ def check_data(x: Any, y: Any, task: Task | None = None, *, min_rows: int = 2) -
     :param min_rows: Least number of rows.
 
     Example:
-        >>> from gpytorch_tkrr.data.task import check_data
+        >>> from gpytorch_tkrr.tables.task import check_data
         >>> data = check_data([[0.0], [1.0], [2.0]], ["no", "yes", "no"])
         >>> data.task, data.classes, data.y.tolist()
         ('classification', ('no', 'yes'), [0.0, 1.0, 0.0])

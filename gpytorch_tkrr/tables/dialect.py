@@ -24,7 +24,7 @@ class Dialect:
     :param missing_values: What stands for a missing value, beside nothing, NA, NaN, null and the like.
 
     Example:
-        >>> from gpytorch_tkrr.data.dialect import Dialect
+        >>> from gpytorch_tkrr.tables.dialect import Dialect
         >>> Dialect().separator("flights.tsv.gz"), Dialect(sep=";").separator("flights.csv")
         ('\t', ';')
     """
