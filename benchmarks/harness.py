@@ -116,10 +116,13 @@ class Report:
         :param options: The settings of the run; paths among them are left out.
         :return: The path of the file.
         """
+        def names_path(value: Any) -> bool:
+            return isinstance(value, Path) or (isinstance(value, list) and any(map(names_path, value)))
+
         content = {
             "name": self.name,
             "title": self.title,
-            "options": {key: value for key, value in (options or {}).items() if not isinstance(value, Path)},
+            "options": {key: value for key, value in (options or {}).items() if not names_path(value)},
             "machine": machine_facts(),
             "rows": self.rows,
             "notes": self.notes,

@@ -126,6 +126,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--previous", nargs="+", type=Path, default=[], help="earlier reports: what they hold and is not run is kept"
     )
+    parser.add_argument(
+        "--missing", action="store_true", help="run only what the earlier reports lack: after an interruption"
+    )
     datasets.add_arguments(parser)
 
 
@@ -149,16 +152,18 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _run_set(report: Report, args: argparse.Namespace, name: str) -> None:
+    """All models asked for on all folds; the report is written after each, so that nothing is lost."""
     for fold in range(args.first_fold, 1 if name in LARGE or name in WORLDS else args.first_fold + args.folds):
         parts = load(args, name, fold)
+        num_rows, num_dims = parts[0].shape
         for model in args.models:
-            if model == EXACT and len(parts[1]) > MAX_EXACT:
+            stored = [row for row in report.rows if (row["data"], row["fold"], row["model"]) == (name, fold, model)]
+            if (model == EXACT and num_rows > MAX_EXACT) or (stored and args.missing):
                 continue
-            key = (name, fold, model)
-            report.rows = [row for row in report.rows if (row["data"], row["fold"], row["model"]) != key]
-            num_rows, num_dims = parts[0].shape
+            report.rows = [row for row in report.rows if row not in stored]
             row = evaluate(MODELS[model], *parts, fold)
             report.add(data=name, fold=fold, N=num_rows, D=num_dims, model=model, **row)
+            report.write(args.output, options=vars(args))
 
 
 def _directory(args: argparse.Namespace, name: str) -> Path | None:

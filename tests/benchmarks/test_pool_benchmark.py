@@ -1,6 +1,8 @@
 """``python -m benchmarks pool`` at toy size."""
 
 import argparse
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,16 +34,22 @@ def test_rows_are_kept_and_compared(tmp_path, monkeypatch):
     parser = argparse.ArgumentParser()
     pool.add_arguments(parser)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--output", type=Path, default=tmp_path)
     options = ["--data-dir", str(tmp_path), "--sets", "servo", "--folds", "2"]
     report = pool.run(parser.parse_args([*options, "--models", "exact GP", "SVGP-512"]))
     assert [(row["fold"], row["model"]) for row in report.rows] == [
         (0, "SVGP-512"), (0, "exact GP"), (1, "SVGP-512"), (1, "exact GP"),
     ]  # fmt: skip
-    path = report.write(tmp_path)
+    path = tmp_path / "pool.json"  # written row by row
+    written = json.loads(path.read_text())["rows"]
+    assert sorted(map(str, written)) == sorted(map(str, report.rows))
     again = pool.run(parser.parse_args([*options, "--models", "T-KRR", "--previous", str(path)]))
     assert len(again.rows) == 6 and [row for row in again.rows if row["model"] != "T-KRR"] == report.rows
     ours = [row for row in again.rows if row["model"] == "T-KRR"]
     assert all(row["rmse"] > 0.8 and row["nlpd"] == row["nlpd_normal"] for row in ours)
+    monkeypatch.setitem(pool.MODELS, pool.SPARSE, None)  # cannot be run
+    kept = pool.run(parser.parse_args([*options, "--models", "SVGP-512", "--missing", "--previous", str(path)]))
+    assert kept.rows == again.rows
     text = "\n".join(again.notes)
     assert "better on 0 of 1" in text and "above 1.05 on ['servo']" in text
     with pytest.raises(datasets.DatasetNotFoundError, match="pool/stock"):
