@@ -116,6 +116,7 @@ class Report:
         :param options: The settings of the run; paths among them are left out.
         :return: The path of the file.
         """
+
         def names_path(value: Any) -> bool:
             return isinstance(value, Path) or (isinstance(value, list) and any(map(names_path, value)))
 

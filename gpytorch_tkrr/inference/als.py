@@ -36,8 +36,8 @@ from ..features.separable import SeparableKernel
 from ..model.laplace import LaplacePosterior, laplace_blocks
 from ..model.likelihoods.base import Observation
 from ..model.rollback import rollback_on_error
+from ..sampling.hyperparameters import Hyperparameters, require_representable
 from .hinge import MarginLoss, WorkingMargins
-from .hyperparameters import Hyperparameters, require_representable
 from .results import ALSResult
 from .scoring import FactorTerm, HyperparameterStep
 

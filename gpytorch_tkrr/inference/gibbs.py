@@ -39,10 +39,9 @@ from ..model.draws import DrawsPosterior
 from ..model.likelihoods.base import Parameters
 from ..model.rollback import rollback_on_error
 from ..model.warp import InputWarp
-from .als import append_rows
-from .diagnostics import effective_sample_size, split_rhat
-from .hyperparameters import Hyperparameters, require_representable
-from .plan import (
+from ..sampling.diagnostics import effective_sample_size, split_rhat
+from ..sampling.hyperparameters import Hyperparameters, require_representable
+from ..sampling.plan import (
     MANY_ROWS,
     MIN_RACE_HELD_OUT,
     MIN_RANK,
@@ -54,12 +53,13 @@ from .plan import (
     Plan,
     has_settled,
 )
-from .pooling import is_better, kept_draws, stacking_weights
-from .priors import GibbsState, WeightPrior
+from ..sampling.pooling import is_better, kept_draws, stacking_weights
+from ..sampling.priors import GibbsState, WeightPrior
+from ..sampling.sampler import FIRST_STEP, GibbsSampler
+from ..sampling.second_function import JointSampler, SecondFit
+from ..sampling.workers import num_parallel, run_forked
+from .als import append_rows
 from .results import GibbsResult
-from .sampler import FIRST_STEP, GibbsSampler
-from .second_function import JointSampler, SecondFit
-from .workers import num_parallel, run_forked
 
 if TYPE_CHECKING:
     from ..model.tkrr import TKRR
@@ -116,7 +116,7 @@ def fit_gibbs(
     A fit that fails or is interrupted (Ctrl-C) leaves the model as it was; pass a `checkpoint` to go on later.
 
     Hyperparameters with ``requires_grad=False`` stay fixed; priors and constraints registered on the kernel and the
-    likelihood are honoured. See :mod:`gpytorch_tkrr.inference.hyperparameters` for the weak defaults.
+    likelihood are honoured. See :mod:`gpytorch_tkrr.sampling.hyperparameters` for the weak defaults.
 
     :param model: The model; its posterior is replaced.
     :param data: See :func:`~gpytorch_tkrr.fit_als`; by default the training data of the model.
@@ -129,7 +129,7 @@ def fit_gibbs(
     :param num_chains: Independent chains. By default 1 where sweeps are given; else up to 6 for up to 1 000 rows, up to
         4 for 3 000, up to 2 for 8 000, fewer where inputs are many: where rows are few each chain explains them in its
         own way. They are weighed by training rows that they have not seen at first, and draws are kept in proportion
-        (Gaussian noise; see :mod:`gpytorch_tkrr.inference.pooling`). They run at once in as
+        (Gaussian noise; see :mod:`gpytorch_tkrr.sampling.pooling`). They run at once in as
         many processes as torch has threads, one after the other where a `checkpoint` or a `group` is given. The draws
         do not depend on that.
     :param seed: Seed; the same seed gives the same draws.

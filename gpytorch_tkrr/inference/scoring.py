@@ -30,7 +30,7 @@ from ..cp.evidence import FactorData, FactorEvidence
 from ..features.represented import MAX_LEARNED_MISSING, ModeGrid
 from ..features.separable import SeparableKernel
 from ..linalg import jittered_cholesky
-from .hyperparameters import Hyperparameters
+from ..sampling.hyperparameters import Hyperparameters
 
 #: No more than this fraction of the rows counts as used up by the other factors.
 MOST_SPENT = 0.8

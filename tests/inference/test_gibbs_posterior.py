@@ -13,8 +13,8 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.priors import LogNormalPrior
 
 from gpytorch_tkrr import TKRR, Domain, fit_gibbs
-from gpytorch_tkrr.inference.diagnostics import effective_sample_size
-from gpytorch_tkrr.inference.priors import TAU_SHAPE
+from gpytorch_tkrr.sampling.diagnostics import effective_sample_size
+from gpytorch_tkrr.sampling.priors import TAU_SHAPE
 
 RANK, NUM_SINES, HALF_WIDTH, CONSTANT = 2, 8, 1.3, 0.5
 LENGTHSCALE, OUTPUTSCALE, NOISE = (math.log(0.4), 0.15), (math.log(2.0), 0.4), (math.log(0.1), 0.6)  # log-normal

@@ -19,7 +19,7 @@ from gpytorch.priors import LogNormalPrior
 
 from gpytorch_tkrr import TKRR, Domain, fit_gibbs
 from gpytorch_tkrr.features.represented import MAX_MISSING
-from gpytorch_tkrr.inference.priors import TAU_SHAPE
+from gpytorch_tkrr.sampling.priors import TAU_SHAPE
 
 NUM_DIMS, RANK, NUM_BASIS, NUM_ROWS = 2, 2, 6, 15
 LENGTHSCALE, OUTPUTSCALE, NOISE = (math.log(0.4), 0.3), (math.log(30.0), 0.5), (math.log(3.0), 0.5)  # log-normal

@@ -13,8 +13,8 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpytorch_tkrr import TKRR, Domain, fit_gibbs
-from gpytorch_tkrr.inference.priors import TAU_SHAPE
 from gpytorch_tkrr.model.posterior import Posterior
+from gpytorch_tkrr.sampling.priors import TAU_SHAPE
 
 RANK, NUM_DIMS, NUM_BASIS = 2, 2, 5
 

@@ -76,7 +76,7 @@ class HeteroskedasticLikelihood(_OneDimensionalLikelihood):
     :param student: Whether the noise has Student tails, whose degrees of freedom are drawn too.
     :param rank: Number of components of g.
     :param num_basis: Sines per input of g, or fewer for columns with fewer distinct values.
-    :param noise_prior: Prior of :math:`s^2`; see :mod:`gpytorch_tkrr.inference.hyperparameters` for the default.
+    :param noise_prior: Prior of :math:`s^2`; see :mod:`gpytorch_tkrr.sampling.hyperparameters` for the default.
     :param noise_constraint: Bounds of :math:`s^2`, by default those of a GaussianLikelihood.
     :param deg_free_prior: Prior of the degrees of freedom; see :mod:`gpytorch_tkrr.model.likelihoods.student`.
     :param deg_free_constraint: Their bounds, by default those of a StudentTLikelihood.

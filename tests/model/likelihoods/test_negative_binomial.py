@@ -18,8 +18,8 @@ from processes import run_processes
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.inference import gibbs
-from gpytorch_tkrr.inference.priors import SoftRankPrior
 from gpytorch_tkrr.model.likelihoods.base import observe
+from gpytorch_tkrr.sampling.priors import SoftRankPrior
 
 F = torch.tensor([[-1.0, 0.2, 2.0], [0.5, -0.3, 1.0]], dtype=torch.float64)
 PARAMETERS = {"dispersion": torch.tensor([0.8, 20.0], dtype=torch.float64)}

@@ -17,12 +17,12 @@ from gpytorch_tkrr.cp.design import Design
 from gpytorch_tkrr.data.source import TensorSource
 from gpytorch_tkrr.data.training import TrainingData
 from gpytorch_tkrr.features.separable import separate
-from gpytorch_tkrr.inference.hyperparameters import Hyperparameters
-from gpytorch_tkrr.inference.priors import GibbsState
-from gpytorch_tkrr.inference.sampler import GibbsSampler
-from gpytorch_tkrr.inference.train_prior import SoftBondPrior
 from gpytorch_tkrr.model.likelihoods.gaussian import GaussianAugmentation
 from gpytorch_tkrr.model.likelihoods.noise import NoiseModel
+from gpytorch_tkrr.sampling.hyperparameters import Hyperparameters
+from gpytorch_tkrr.sampling.priors import GibbsState
+from gpytorch_tkrr.sampling.sampler import GibbsSampler
+from gpytorch_tkrr.sampling.train_prior import SoftBondPrior
 
 NOISE = scipy.stats.lognorm(0.5, scale=0.2)
 

@@ -45,7 +45,7 @@ def run_forked(function: Callable[[int], T], num_tasks: int, num_workers: int) -
     :raises ProcessError: Where a process ends without a result.
 
     Example:
-        >>> from gpytorch_tkrr.inference.workers import run_forked
+        >>> from gpytorch_tkrr.sampling.workers import run_forked
         >>> run_forked(lambda number: number**2, 3, num_workers=2)
         [0, 1, 4]
     """

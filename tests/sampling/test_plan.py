@@ -9,9 +9,10 @@ import torch
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.source import TensorSource
-from gpytorch_tkrr.inference import gibbs, workers
-from gpytorch_tkrr.inference.plan import MAX_RANK, MIN_RANK, WINDOW, Plan, has_settled
-from gpytorch_tkrr.inference.pooling import PRIOR_ROWS, kept_draws, stacking_weights
+from gpytorch_tkrr.inference import gibbs
+from gpytorch_tkrr.sampling import workers
+from gpytorch_tkrr.sampling.plan import MAX_RANK, MIN_RANK, WINDOW, Plan, has_settled
+from gpytorch_tkrr.sampling.pooling import PRIOR_ROWS, kept_draws, stacking_weights
 
 NOTHING = {"rank": None, "num_warmup": None, "num_draws": None, "num_chains": None}
 
@@ -89,8 +90,8 @@ def test_failures_in_processes_are_errors():
 
 
 def test_warm_up_on_few_rows_goes_on_with_all(monkeypatch):
-    monkeypatch.setattr("gpytorch_tkrr.inference.plan.FEW_ROWS", 50)
-    monkeypatch.setattr("gpytorch_tkrr.inference.plan.GROWTH", 3)
+    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.FEW_ROWS", 50)
+    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.GROWTH", 3)
     counts = []
     sweep = gibbs.GibbsFit.sweep
 
@@ -108,7 +109,7 @@ def test_warm_up_on_few_rows_goes_on_with_all(monkeypatch):
 
 
 def test_few_rows_are_the_same_for_all_batches_and_a_resumed_fit_is_the_same(monkeypatch, tmp_path):
-    monkeypatch.setattr("gpytorch_tkrr.inference.plan.FEW_ROWS", 50)
+    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.FEW_ROWS", 50)
     sweep, factors = gibbs.GibbsFit.sweep, []
     for stop, batch_rows in ((None, 1000), (None, 17), (5, 1000), (11, 1000)):
         model = make_model(200, rank=3)
@@ -166,8 +167,8 @@ def test_whoever_uses_draws_honours_the_weights(monkeypatch):
         return torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
 
     monkeypatch.setattr(gibbs, "stacking_weights", weights)
-    monkeypatch.setattr("gpytorch_tkrr.inference.plan.CHAINS", {1000: (3, 100)})
-    monkeypatch.setattr("gpytorch_tkrr.inference.plan.FIRST_STAGE", 12)
+    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.CHAINS", {1000: (3, 100)})
+    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.FIRST_STAGE", 12)
     model = make_model(200, rank=4)
     result = tkrr.fit_gibbs(model, seed=0)
     assert seen[0].shape[1] == 3 and 15 < len(seen[0]) < 45 and torch.isfinite(seen[0]).all()

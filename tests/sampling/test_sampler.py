@@ -17,11 +17,11 @@ from gpytorch_tkrr.cp.design import Design
 from gpytorch_tkrr.data.source import TensorSource
 from gpytorch_tkrr.data.training import TrainingData
 from gpytorch_tkrr.features.separable import separate
-from gpytorch_tkrr.inference.hyperparameters import Hyperparameters
-from gpytorch_tkrr.inference.sampler import FactorConditional, GibbsSampler, GibbsState
 from gpytorch_tkrr.model.likelihoods.gaussian import GaussianAugmentation
 from gpytorch_tkrr.model.likelihoods.noise import NoiseModel, truncated_inverse_gamma
 from gpytorch_tkrr.model.likelihoods.probit import ProbitAugmentation
+from gpytorch_tkrr.sampling.hyperparameters import Hyperparameters
+from gpytorch_tkrr.sampling.sampler import FactorConditional, GibbsSampler, GibbsState
 
 
 def random_covariance(size, dense):

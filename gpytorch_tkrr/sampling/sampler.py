@@ -7,8 +7,8 @@ The model, for Gaussian noise and CP weights, is
     a_{dr} \sim N(0, \sigma^{2/D} V_d(\theta) / \tau_r),
 
 with precisions :math:`\tau_r` that switch components off
-(:class:`~gpytorch_tkrr.inference.priors.SoftRankPrior`): at their mean the prior covariance of f is the kernel
-:math:`\sigma^2 \prod_d k_d`. Other formats have other priors (:class:`~gpytorch_tkrr.inference.priors.WeightPrior`);
+(:class:`~gpytorch_tkrr.sampling.priors.SoftRankPrior`): at their mean the prior covariance of f is the kernel
+:math:`\sigma^2 \prod_d k_d`. Other formats have other priors (:class:`~gpytorch_tkrr.sampling.priors.WeightPrior`);
 all else is the same.
 
 Given all other factors, f is linear in one factor, so its conditional is Gaussian and, with the factor integrated out,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpytorch_tkrr.inference.diagnostics import effective_sample_size, split_rhat
+from gpytorch_tkrr.sampling.diagnostics import effective_sample_size, split_rhat
 
 
 def _autoregression(coefficient: float, num_chains: int = 4, length: int = 4000) -> np.ndarray:

@@ -35,7 +35,7 @@ def stacking_weights(log_densities: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> from gpytorch_tkrr.inference.pooling import stacking_weights
+        >>> from gpytorch_tkrr.sampling.pooling import stacking_weights
         >>> stacking_weights(torch.tensor([[-1.0, -9.0]]).repeat(50, 1)).round(decimals=2)
         tensor([0.9800, 0.0200], dtype=torch.float64)
     """
@@ -58,7 +58,7 @@ def is_better(new: Tensor, old: Tensor) -> bool:
 
     Example:
         >>> import torch
-        >>> from gpytorch_tkrr.inference.pooling import is_better
+        >>> from gpytorch_tkrr.sampling.pooling import is_better
         >>> old = torch.zeros(50)
         >>> is_better(old + 0.1, old), is_better(torch.linspace(-1, 1.1, 50), old)
         (True, False)

@@ -168,8 +168,8 @@ class JointSampler(GibbsSampler):
 
     :param fit: What is known of g.
     :param design: The data, as f sees them.
-    :param args: As for :class:`~gpytorch_tkrr.inference.sampler.GibbsSampler`.
-    :param kwargs: As for :class:`~gpytorch_tkrr.inference.sampler.GibbsSampler`.
+    :param args: As for :class:`~gpytorch_tkrr.sampling.sampler.GibbsSampler`.
+    :param kwargs: As for :class:`~gpytorch_tkrr.sampling.sampler.GibbsSampler`.
     """
 
     def __init__(self, fit: SecondFit, design: Design, *args: Any, **kwargs: Any):

@@ -30,7 +30,7 @@ def split_rhat(draws: ArrayLike) -> NDArray[np.float64]:
 
     Example:
         >>> import numpy as np
-        >>> from gpytorch_tkrr.inference.diagnostics import split_rhat
+        >>> from gpytorch_tkrr.sampling.diagnostics import split_rhat
         >>> rng = np.random.default_rng(0)
         >>> bool(split_rhat(rng.normal(size=(4, 500))) < 1.01)
         True
