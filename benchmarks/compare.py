@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpytorch_tkrr import compare
 from gpytorch_tkrr.__main__ import FLIGHT_SIZES
-from gpytorch_tkrr.data import flights
+from gpytorch_tkrr.tables import flights
 
 from .harness import Report
 

@@ -23,8 +23,8 @@ from typing import Literal, Protocol
 import numpy as np
 import pandas as pd
 
-from gpytorch_tkrr.data import flights as new_york
 from gpytorch_tkrr.data.whole_file import whole_file
+from gpytorch_tkrr.tables import flights as new_york
 
 from . import flights
 

@@ -188,7 +188,7 @@ def _add_table(command: argparse.ArgumentParser, *, required: bool) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from .data import flights
+    from .tables import flights
 
     check_output(args.output, overwrite=args.force)
     sizes = {name: getattr(args, name) for name in FLIGHT_SIZES if getattr(args, name) is not None}
