@@ -1,9 +1,10 @@
 r"""All that a Gaussian process on fixed features needs of its data.
 
-With :math:`y = c 1 + \Phi a + \epsilon`, :math:`a \sim N(0, V)`, :math:`\epsilon \sim N(0, s^2)`, the marginal
-likelihood and the posterior of the weights depend on the data through
+With :math:`y = c 1 + \Phi a + \epsilon`, :math:`a \sim N(0, V)`, :math:`\epsilon \sim N(0, s^2 W^{-1})` and a diagonal
+matrix W of row weights, by default ones, the marginal likelihood and the posterior of a depend on the data through
 
-.. math:: \Phi^\top \Phi, \qquad \Phi^\top y, \qquad \Phi^\top 1, \qquad y^\top y, \qquad 1^\top y, \qquad N,
+.. math:: \Phi^\top W \Phi, \quad \Phi^\top W y, \quad \Phi^\top W 1, \quad y^\top W y, \quad 1^\top W y, \quad
+    1^\top W 1, \quad \log |W|, \quad N,
 
 which are collected in one pass over the rows. Afterwards v, :math:`s^2` and c are free.
 """
@@ -38,24 +39,28 @@ class FeatureSums(nn.Module):
     r"""
     Sums over the rows of a source, float64, for targets from which a number near their mean is taken first.
 
-    :param gram: :math:`\Phi^\top \Phi`, `(M, M)`.
-    :param rhs: :math:`\Phi^\top (y - y_0)`, `(M,)`.
-    :param ones: :math:`\Phi^\top 1`, `(M,)`.
-    :param square: :math:`\sum_n (y_n - y_0)^2`.
-    :param total: :math:`\sum_n (y_n - y_0)`.
+    :param gram: :math:`\Phi^\top W \Phi`, `(M, M)`.
+    :param rhs: :math:`\Phi^\top W (y - y_0)`, `(M,)`.
+    :param ones: :math:`\Phi^\top W 1`, `(M,)`.
+    :param square: :math:`\sum_n w_n (y_n - y_0)^2`.
+    :param total: :math:`\sum_n w_n (y_n - y_0)`.
     :param count: N.
+    :param mass: :math:`\sum_n w_n`.
+    :param log_weights: :math:`\sum_n \log w_n`.
     :param shift: :math:`y_0`.
     :param rows: The rows of inputs at the edges of the data: with the smallest or largest value of a column, `(P, D)`.
     :param basis: Which functions were summed: centre and half width of the box, and number of sines, `(3, D)`.
     """
 
-    NAMES = ("gram", "rhs", "ones", "square", "total", "count", "shift", "rows", "basis")
+    NAMES = ("gram", "rhs", "ones", "square", "total", "count", "mass", "log_weights", "shift", "rows", "basis")
     gram: Tensor
     rhs: Tensor
     ones: Tensor
     square: Tensor
     total: Tensor
     count: Tensor
+    mass: Tensor
+    log_weights: Tensor
     shift: Tensor
     rows: Tensor
     basis: Tensor
@@ -68,7 +73,7 @@ class FeatureSums(nn.Module):
     @classmethod
     def empty(cls) -> FeatureSums:
         """Sums that are to be loaded from a `state_dict`."""
-        return cls(*(torch.zeros((0,) * dims, dtype=torch.float64) for dims in (2, 1, 1, 0, 0, 0, 0, 2, 2)))
+        return cls(*(torch.zeros((0,) * dims, dtype=torch.float64) for dims in (2, 1, 1, 0, 0, 0, 0, 0, 0, 2, 2)))
 
     @property
     def num_rows(self) -> int:
@@ -85,7 +90,10 @@ class FeatureSums(nn.Module):
         return super()._apply(move, recurse)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        state_dict.setdefault(f"{prefix}basis", self.basis.new_zeros(0, 0))  # files of older versions do not say
+        if f"{prefix}count" in state_dict:  # files of older versions have no weights, and do not say which basis
+            state_dict.setdefault(f"{prefix}mass", state_dict[f"{prefix}count"])
+            state_dict.setdefault(f"{prefix}log_weights", torch.zeros_like(state_dict[f"{prefix}count"]))
+        state_dict.setdefault(f"{prefix}basis", self.basis.new_zeros(0, 0))
         for name in self.NAMES:
             if prefix + name in state_dict:
                 value, old = state_dict[prefix + name], getattr(self, name)
@@ -95,7 +103,7 @@ class FeatureSums(nn.Module):
 
     def mean_missing(self, expansion: Expansion, rows: Tensor) -> Tensor:
         r"""
-        The mean over all rows of the variance that the functions do not represent, `(..., 1)`.
+        The weighted mean over all rows of the variance that the functions do not represent, `(..., 1)`.
 
         Where :math:`k(x, x)` depends on x, a product of such a kernel with a stationary one is judged by the rows at
         the edges of the data only.
@@ -103,21 +111,21 @@ class FeatureSums(nn.Module):
         :param expansion: The functions that were summed, with their present variances.
         :param rows: The columns of :attr:`rows` that the expansion sees.
         """
-        missing = _mean_missing(expansion, self.gram / self.count, rows)
+        missing = _mean_missing(expansion, self.gram / self.mass, rows)
         return torch.where(missing > 0, missing, torch.zeros_like(missing))
 
     def centered(self, constant: Tensor) -> tuple[Tensor, Tensor]:
         r"""
-        :math:`\Phi^\top (y - c)`, `(M,)`, and :math:`\sum_n (y_n - c)^2`.
+        :math:`\Phi^\top W (y - c)`, `(M,)`, and :math:`\sum_n w_n (y_n - c)^2`.
 
         :param constant: c, a scalar.
         """
         change = constant.double() - self.shift
-        return self.rhs - change * self.ones, self.square - 2 * change * self.total + change**2 * self.count
+        return self.rhs - change * self.ones, self.square - 2 * change * self.total + change**2 * self.mass
 
     def log_marginal(self, prior: Covariance, constant: Tensor, noise: Tensor) -> Tensor:
         r"""
-        :math:`\log N(y; c 1, \Phi V \Phi^\top + s^2 I)`, differentiable in all arguments.
+        :math:`\log N(y; c 1, \Phi V \Phi^\top + s^2 W^{-1})`, differentiable in all arguments.
 
         :param prior: V, of M weights.
         :param constant: c.
@@ -128,7 +136,7 @@ class FeatureSums(nn.Module):
         target = prior.mix(rhs.unsqueeze(-2)).mT  # (M, 1)
         logdet, fitted = capacitance_terms(prior.variances / noise, prior.mix_gram(self.gram), target)
         misfit = (square - fitted.squeeze(-1)) / noise + self.count * (2 * math.pi * noise).log()
-        return -(misfit + logdet) / 2
+        return -(misfit + logdet - self.log_weights) / 2
 
     def posterior(self, prior: Covariance, constant: Tensor, noise: Tensor) -> WeightPosterior:
         """
@@ -182,10 +190,10 @@ def collect_sums(kernel: Kernel, source: Source, processes: Processes = ONE_PROC
     shift = torch.tensor(facts[0][0], dtype=torch.float64, device=device)
     size = low_rank_part(kernel, rows).num_features
     if own:
-        (rhs, square), total = own[0].centered(shift), own[0].total - (shift - own[0].shift) * own[0].count
-        parts = [own[0].gram, rhs, own[0].ones, square, total, own[0].count]
+        (rhs, square), total = own[0].centered(shift), own[0].total - (shift - own[0].shift) * own[0].mass
+        parts = [own[0].gram, rhs, own[0].ones, square, total, own[0].count, own[0].mass, own[0].log_weights]
     else:
-        parts = [shift.new_zeros(shape) for shape in ((size, size), size, size, (), (), ())]
+        parts = _zeros(size, shift)
     packed = processes.sum(torch.cat([part.reshape(-1) for part in parts]))
     parts = [
         piece.reshape_as(part) for piece, part in zip(packed.split([p.numel() for p in parts]), parts, strict=True)
@@ -200,24 +208,29 @@ def _running_sums(kernel: Kernel, source: Source, device: torch.device) -> Itera
     """The sums so far after each batch; always the same object."""
     sums: FeatureSums | None = None
     for batch in checked_batches(source, device=device):
-        if batch.weight is not None:
-            raise InputError("A HilbertGP takes no row weights: its noise is the same for all rows.")
         if sums is None:
             size = low_rank_part(kernel, batch.x[:1]).num_features
-            zeros = [batch.y.new_zeros(shape) for shape in ((size, size), size, size, (), (), ())]
-            sums = FeatureSums(*zeros, batch.y.mean(), batch.x[:1], batch.x.new_zeros(0, 0))
-        for x, y in zip(
-            *(part.split(max(CHUNK_NUMBERS // len(sums.rhs), 1)) for part in (batch.x, batch.y)), strict=True
-        ):
+            sums = FeatureSums(*_zeros(size, batch.y), batch.y.mean(), batch.x[:1], batch.x.new_zeros(0, 0))
+        weight = torch.ones_like(batch.y) if batch.weight is None else batch.weight
+        pieces = (part.split(max(CHUNK_NUMBERS // len(sums.rhs), 1)) for part in (batch.x, batch.y, weight))
+        for x, y, w in zip(*pieces, strict=True):
             low_rank, residual = low_rank_part(kernel, x), y - sums.shift
-            sums.gram += low_rank.feature_gram()
-            sums.rhs += low_rank.features.mT @ residual
-            sums.ones += low_rank.features.sum(-2)
-            sums.square += residual @ residual
-            sums.total += residual.sum()
+            sums.gram += low_rank.feature_gram(None if batch.weight is None else w)
+            sums.rhs += low_rank.features.mT @ (w * residual)
+            sums.ones += low_rank.features.mT @ w
+            sums.square += residual @ (w * residual)
+            sums.total += residual @ w
             sums.count += len(y)
+            sums.mass += w.sum()
+            sums.log_weights += w.log().sum()
         sums.rows = _at_edges(torch.cat([sums.rows, batch.x]))
         yield sums
+
+
+def _zeros(size: int, like: Tensor) -> list[Tensor]:
+    """Sums before the first row, without those that are not added: for M functions."""
+    shapes: list[tuple[int, ...]] = [(size, size), (size,), (size,), (), (), (), (), ()]
+    return [like.new_zeros(shape) for shape in shapes]
 
 
 def _at_edges(x: Tensor) -> Tensor:

@@ -43,7 +43,8 @@ class HilbertGP(GP):
     is loaded, have no data to read: their basis stays as it is.
 
     :param data: `(x, y)`, or an iterable of such batches, see `data` of :func:`~gpytorch_tkrr.fit_als`; None for a
-        model that is to be loaded from a `state_dict`.
+        model that is to be loaded from a `state_dict`. In `(x, y, weight)` the noise variance of a row, together with
+        the variance that the functions miss, is divided by its weight.
     :param likelihood: A GaussianLikelihood.
     :param kernel: A :class:`~gpytorch_tkrr.HilbertKernel`, or one inside a ScaleKernel; stored as `covar_module`. Its
         box must hold all inputs; :func:`~gpytorch_tkrr.summarise` tells their range.
@@ -99,7 +100,7 @@ class HilbertGP(GP):
         source, processes = self._source, self._processes
         self.sums = FeatureSums.empty() if source is None else collect_sums(kernel, source, processes)
         if data is not None and mean_module is None:
-            self.mean_module.initialize(constant=self.sums.shift + self.sums.total / self.sums.count)
+            self.mean_module.initialize(constant=self.sums.shift + self.sums.total / self.sums.mass)
         self._strategy: HilbertPredictionStrategy | None = None
         self._summed = None if source is None else self._functions()  # what the sums are of
 
@@ -150,7 +151,7 @@ class HilbertGP(GP):
             self.sums, self._strategy = collect_sums(self.covar_module, self._source, self._processes), None
 
     def _missing(self) -> Tensor:
-        """Mean over the rows of the variance that the functions do not represent, `(1,)`."""
+        """Weighted mean over the rows of the variance that the functions do not represent, `(1,)`."""
         kernel, scale = self.covar_module, 1.0
         while not isinstance(kernel, HilbertKernel):
             kernel, scale = kernel.base_kernel, scale * kernel.outputscale.double()
@@ -173,11 +174,12 @@ class HilbertGP(GP):
     def _tell_noise(self, low_rank: HilbertLinearOperator, constant: Tensor) -> None:
         """Tell the kernel how precise the data are, for its tolerance."""
         squares = low_rank.prior.mix_gram(self.sums.gram).diagonal(dim1=-2, dim2=-1)
-        prior = (squares * low_rank.prior.variances).sum(-1) / self.sums.count
+        prior = (squares * low_rank.prior.variances).sum(-1) / self.sums.mass
         _, square = self.sums.centered(constant)
-        mean = (self.sums.total - (constant - self.sums.shift) * self.sums.count) / self.sums.count
-        spread = square / self.sums.count - mean.square()
-        hilbert_part(self.covar_module).tell_noise(prior, self.likelihood.noise.double().mean(), spread)
+        mean = (self.sums.total - (constant - self.sums.shift) * self.sums.mass) / self.sums.mass
+        spread = square / self.sums.mass - mean.square()
+        noise = self.likelihood.noise.double().mean() * self.sums.count / self.sums.mass
+        hilbert_part(self.covar_module).tell_noise(prior, noise, spread)
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """

@@ -16,8 +16,8 @@ from torch import Tensor
 from ..errors import InputError
 from ..inference.one_vs_rest import OneVsRest
 from ..model.tkrr import TKRR
-from .table_estimator import as_seed
-from .tkrr_estimator import TKRREstimator, as_numpy, positive_rows, weighted_data
+from .table_estimator import all_or_nothing, as_numpy, as_seed, joined_weights, positive_rows
+from .tkrr_estimator import TKRREstimator, weighted_data
 
 
 class TKRRClassifier(ClassifierMixin, TKRREstimator):
@@ -79,6 +79,7 @@ class TKRRClassifier(ClassifierMixin, TKRREstimator):
         self.random_state = random_state
         self.progress = progress
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TKRRClassifier:
         """
         Fit the model.
@@ -114,6 +115,7 @@ class TKRRClassifier(ClassifierMixin, TKRREstimator):
         self.model_ = models
         self._training = (x, codes, weights)
 
+    @all_or_nothing
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> TKRRClassifier:
         """
         Append rows to those of the last fit, and go on from where it ended. Where the new rows have classes, levels or
@@ -135,7 +137,8 @@ class TKRRClassifier(ClassifierMixin, TKRREstimator):
         old_x, old_codes, old_weights = self._training
         seed, known = as_seed(self.random_state), cast("Tensor", self.model_.classes)
         is_known = not is_new and bool(torch.isin(codes, known).all())
-        if weights is None and old_weights is None and is_known:
+        weights = joined_weights(old_weights, len(old_codes), weights, len(codes))
+        if weights is None and is_known:
             numbers = known[1:] if len(known) == 2 else known
             models = self.models()
             if all(
@@ -144,11 +147,6 @@ class TKRRClassifier(ClassifierMixin, TKRREstimator):
             ):
                 self._training = (torch.cat([old_x, x]), torch.cat([old_codes, codes]), None)
                 return self
-        if weights is not None or old_weights is not None:
-            ones = [torch.ones(len(each), dtype=torch.float64) for each in (old_codes, codes)]
-            weights = torch.cat(
-                [one if each is None else each for one, each in zip(ones, (old_weights, weights), strict=True)]
-            )
         self._fit_rows(torch.cat([old_x, x]), torch.cat([old_codes, codes]), weights)
         return self
 

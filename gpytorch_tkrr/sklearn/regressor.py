@@ -12,15 +12,14 @@ from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import _check_y
 from torch import Tensor
 
 from ..errors import InputError
 from ..inference.noise_choice import choose_noise, make_noise
 from ..model.prediction import Prediction
 from ..model.tkrr import TKRR
-from .table_estimator import MAX_NUMBER, as_seed
-from .tkrr_estimator import TKRREstimator, as_numpy, positive_rows, weighted_data
+from .table_estimator import all_or_nothing, as_numpy, as_seed, joined_weights, positive_rows
+from .tkrr_estimator import TKRREstimator, weighted_data
 from .transform import TargetTransform
 
 #: The smallest noise variance, relative to the variance of the targets; GPyTorch's own, for targets of unit variance.
@@ -103,6 +102,7 @@ class TKRRRegressor(RegressorMixin, TKRREstimator):
         self.random_state = random_state
         self.progress = progress
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TKRRRegressor:
         """
         Fit the model.
@@ -114,7 +114,7 @@ class TKRRRegressor(RegressorMixin, TKRREstimator):
         """
         self._check_parameters()
         x = self._learn_rows(X)
-        targets = self._targets(y)
+        targets = self._numbers(y)
         weights = self._weights(sample_weight, x, targets)
         seed = as_seed(self.random_state)
         self.learn_target(lambda: (x, torch.from_numpy(np.array(targets))), seed)
@@ -126,6 +126,7 @@ class TKRRRegressor(RegressorMixin, TKRREstimator):
         self.result_ = self.fit_model(model, seed, data=weighted_data(model, weights))
         self.model_, self._weighted = model, weights
 
+    @all_or_nothing
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> TKRRRegressor:
         """
         Append rows to those of the last fit, and go on from where it ended. Where the new rows have levels or a range
@@ -139,16 +140,14 @@ class TKRRRegressor(RegressorMixin, TKRREstimator):
             return self.fit(X, y, sample_weight)
         if self.model_.train_inputs is None or self.model_.train_targets is None:
             raise InputError("This model was loaded from a file, which holds no rows to append to. Fit it anew.")
-        (x, is_new), targets = self._more_rows(X), self._targets(y)
+        (x, is_new), targets = self._more_rows(X), self._numbers(y)
         weights = self._weights(sample_weight, x, targets)
         x, t, weights = positive_rows(x, self.transformed(targets), weights)
         seed = as_seed(self.random_state)
-        unweighted = weights is None and self._weighted is None
-        if unweighted and not is_new and self._refit_model(self.model_, x, t, seed):
-            return self
         old_x, old_t = self.model_.train_inputs[0], self.model_.train_targets
-        if not unweighted:
-            weights = torch.cat([_or_ones(self._weighted, len(old_t)), _or_ones(weights, len(t))])
+        weights = joined_weights(self._weighted, len(old_t), weights, len(t))
+        if weights is None and not is_new and self._refit_model(self.model_, x, t, seed):
+            return self
         self._fit_rows(torch.cat([old_x, x]), torch.cat([old_t, t]), weights, seed)
         return self
 
@@ -188,7 +187,7 @@ class TKRRRegressor(RegressorMixin, TKRREstimator):
         :param X: Inputs `(n, D)`.
         :param y: Targets `(n,)`.
         """
-        targets = self._targets(y)
+        targets = self._numbers(y)
         density = as_numpy(self.predictive(X).log_prob(self.transformed(targets)))
         return density if self.transform_ is None else density + self.transform_.log_slope(targets)
 
@@ -204,15 +203,6 @@ class TKRRRegressor(RegressorMixin, TKRREstimator):
         rows = self._rows(X)
         with torch.no_grad():
             return self.model_.predict(rows)
-
-    def _targets(self, y: Any) -> np.ndarray:
-        if y is None:
-            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        values = _check_y(y, y_numeric=True, estimator=self).astype(np.float64)
-        if not (np.abs(values) < MAX_NUMBER).all():
-            row = int((~(np.abs(values) < MAX_NUMBER)).argmax())
-            raise InputError(f"The target of row {row} is {values[row]:g}: its square is beyond float64. Rescale y.")
-        return values
 
     def transformed(self, y: np.ndarray) -> Tensor:
         """
@@ -283,7 +273,3 @@ class TKRRRegressor(RegressorMixin, TKRREstimator):
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
-
-
-def _or_ones(weights: Tensor | None, number: int) -> Tensor:
-    return torch.ones(number, dtype=torch.float64) if weights is None else weights

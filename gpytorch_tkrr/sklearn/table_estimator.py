@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    _check_y,
+    check_consistent_length,
+    check_is_fitted,
+    validate_data,
+)
 from torch import Tensor
 
 from ..data.whole_file import whole_file
@@ -22,6 +29,29 @@ FORMAT = 2
 
 #: Larger inputs and targets have squares that float64 cannot hold.
 MAX_NUMBER = 1e150
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def all_or_nothing(method: Method) -> Method:
+    """
+    A method of an estimator that leaves it as it was where it ends in an error.
+
+    :param method: `fit` or `partial_fit`.
+    """
+
+    @wraps(method)
+    def guarded(self: BaseEstimator, *args: Any, **kwargs: Any) -> Any:
+        before = dict(self.__dict__)
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    return cast("Method", guarded)
 
 
 class TableEstimator(BaseEstimator):
@@ -73,13 +103,24 @@ class TableEstimator(BaseEstimator):
     def _more_rows(self, X: Any) -> tuple[Tensor, bool]:
         """Inputs of rows to be appended `(n, D)`, and whether categories have got new levels by them."""
         table = self._checked_table(X, reset=False)
-        grown = self.columns_.grow(table)
-        return self._encoded(table), grown
+        known, self.columns_ = self.columns_, self.columns_.grown(table)
+        return self._encoded(table), self.columns_ != known
 
     def _encoded(self, table: Any) -> Tensor:
         x = self.columns_.matrix(table)
         require_finite(x, self.columns_.names)
         return torch.as_tensor(x)
+
+    def _numbers(self, y: Any) -> np.ndarray:
+        """Targets of a regression `(n,)`, in float64."""
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        values = _check_y(y, y_numeric=True, estimator=self).astype(np.float64)
+        good = np.abs(values) < MAX_NUMBER
+        if not good.all():
+            row = int((~good).argmax())
+            raise InputError(f"The target of row {row} is {values[row]:g}: its square is beyond float64. Rescale y.")
+        return values
 
     def _weights(self, sample_weight: Any, X: Any, y: Any) -> Tensor | None:
         """Row weights `(N,)`, or None for ones."""
@@ -182,3 +223,41 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str))
+
+
+def positive_rows(x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """
+    Rows without those of weight zero, which are as good as absent.
+
+    :param x: Inputs `(N, D)`.
+    :param y: Targets `(N, ...)`.
+    :param weights: Row weights `(N,)`, or None for ones.
+    """
+    if weights is None or bool((weights > 0).all()):
+        return x, y, weights
+    kept = weights > 0
+    return x[kept], y[kept], weights[kept]
+
+
+def joined_weights(old: Tensor | None, num_old: int, new: Tensor | None, num_new: int) -> Tensor | None:
+    """
+    The weights of rows and of those that are appended to them; None where all are one.
+
+    :param old: Row weights `(N,)`, or None for ones.
+    :param num_old: N.
+    :param new: Those of the new rows `(n,)`, or None for ones.
+    :param num_new: n.
+    """
+    if old is None and new is None:
+        return None
+    parts = ((old, num_old), (new, num_new))
+    return torch.cat([torch.ones(num, dtype=torch.float64) if part is None else part for part, num in parts])
+
+
+def as_numpy(values: Tensor) -> Any:
+    """
+    A detached array.
+
+    :param values: A tensor.
+    """
+    return values.detach().cpu().numpy()

@@ -16,7 +16,7 @@ from ..inference.als import fit_als
 from ..inference.gibbs import fit_gibbs
 from ..inference.results import ALSResult, GibbsResult
 from ..model.tkrr import TKRR
-from .table_estimator import TableEstimator
+from .table_estimator import TableEstimator, as_numpy
 
 #: Ways to fit.
 METHODS = ("gibbs", "als")
@@ -147,26 +147,3 @@ def weighted_data(model: TKRR, weights: Tensor | None) -> Any:
     :param weights: Row weights `(N,)`, or None for ones.
     """
     return None if weights is None else (*(model.train_inputs or ()), model.train_targets, weights)
-
-
-def positive_rows(x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """
-    Rows without those of weight zero, which are as good as absent.
-
-    :param x: Inputs `(N, D)`.
-    :param y: Targets `(N,)`.
-    :param weights: Row weights `(N,)`, or None for ones.
-    """
-    if weights is None or bool((weights > 0).all()):
-        return x, y, weights
-    kept = weights > 0
-    return x[kept], y[kept], weights[kept]
-
-
-def as_numpy(values: Tensor) -> Any:
-    """
-    A detached array.
-
-    :param values: A tensor.
-    """
-    return values.detach().cpu().numpy()

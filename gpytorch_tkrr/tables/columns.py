@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -308,21 +308,20 @@ class Columns:
         ]
         return np.concatenate(parts, axis=1) if parts else x
 
-    def grow(self, table: Any) -> bool:
+    def grown(self, table: Any) -> Columns:
         """
-        Give categories the levels of new rows that they do not have yet, after those that they have.
+        These columns, with the levels of new rows that categories do not have yet after those that they have.
 
         :param table: A table with these columns.
-        :return: Whether there were any.
         """
-        grown = False
+        inputs = []
         for d, column in enumerate(self.inputs):
             if column.kind == "category":
                 rows = _objects(table[column.name] if hasattr(table, "columns") else table[:, d])
                 new = {_text(value) for value in _distinct(rows, column.name)} - set(column.levels)
-                column.levels += sorted(new)
-                grown = grown or bool(new)
-        return grown
+                column = replace(column, levels=[*column.levels, *sorted(new)])
+            inputs.append(column)
+        return Columns(inputs)
 
     def is_unknown(self, x: np.ndarray) -> np.ndarray:
         """

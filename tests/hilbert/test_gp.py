@@ -162,6 +162,35 @@ def test_functions_are_drawn():
     assert tkrr.draw_prior_functions(model, 3)(x).shape == (3, 4)
 
 
+def test_a_weight_divides_the_noise_of_its_row():
+    """Against GPyTorch's exact GP with a noise variance for each row."""
+    (x, y), test_x = make_data(), torch.rand(7, 2, dtype=torch.float64)
+    weight = torch.rand(N, dtype=torch.float64) + 0.1
+    kernel = RBFKernel(ard_num_dims=2).double()
+    kernel.lengthscale = torch.tensor([[0.5, 0.7]])
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    likelihood.noise = 0.04
+    rows = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(0.04 / weight)
+    exact = ReducedRankGP(x, y, rows, kernel, gpytorch.means.ConstantMean()).double()
+    hilbert = tkrr.HilbertKernel(copy.deepcopy(kernel), tkrr.Domain(torch.full((2,), 0.5), 3.0), 30)
+    streamed = tkrr.HilbertGP([(x[:90], y[:90], weight[:90]), (x[90:], y[90:], weight[90:])], likelihood, hilbert)
+    mean = (weight @ y / weight.sum()).item()
+    assert abs(streamed.mean_module.constant.item() - mean) < 1e-9
+    exact.mean_module.initialize(constant=mean)
+    (value, ours), (expected, theirs) = objective(streamed), objective(exact)
+    torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        ours["mean_module.raw_constant"], theirs["mean_module.raw_constant"], rtol=1e-5, atol=1e-6
+    )
+    for part in ("mean", "variance"):
+        left, right = (getattr(model.eval()(test_x), part) for model in (streamed, exact))
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+    state = {name: value for name, value in streamed.state_dict().items() if "mass" not in name and "log_w" not in name}
+    older = tkrr.HilbertGP(None, likelihood, hilbert)
+    older.load_state_dict(state)  # as a file of an older version, without weights
+    assert older.sums.mass == N and older.sums.log_weights == 0
+
+
 def test_what_cannot_be_done_is_said():
     x, y = make_data()
     likelihood = gpytorch.likelihoods.GaussianLikelihood()
@@ -173,8 +202,8 @@ def test_what_cannot_be_done_is_said():
         tkrr.HilbertGP((x, y), gpytorch.likelihoods.FixedNoiseGaussianLikelihood(torch.ones(N)), kernel)
     with pytest.raises(tkrr.UnsupportedKernelError, match="inside one HilbertKernel"):
         tkrr.HilbertGP((x, y), likelihood, plain())
-    with pytest.raises(tkrr.InputError, match="row weights"):
-        tkrr.HilbertGP((x, y, torch.ones(N)), likelihood, kernel)
+    with pytest.raises(tkrr.InputError, match="weights must be positive"):
+        tkrr.HilbertGP((x, y, torch.zeros(N)), likelihood, kernel)
     with pytest.raises(tkrr.InputError, match="no rows"):
         tkrr.HilbertGP([], likelihood, kernel)
     with pytest.raises(tkrr.DomainError, match="outside the domain"):

@@ -130,6 +130,65 @@ def test_weights(table):
         TKRRClassifier(**SMALL).fit(x, y > 5, weights + 0.5)
 
 
+def test_hilbert_regressor_is_the_exact_gp_with_categories_and_weights():
+    """Against GPyTorch's exact GP with the same hyperparameters, the Hamming kernel as a table, a noise for each row."""
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"kind": rng.choice(["hut", "house", "castle"], 120), "size": rng.uniform(1, 9, 120)})
+    y = 50 + np.sin(X["size"]) * (1 + (X["kind"] == "castle")) + 0.1 * rng.normal(size=120)
+    weights = rng.uniform(0.2, 2, 120).round(2)
+    model = HilbertRegressor(tol=1e-4, num_steps=40).fit(X, y, weights)
+    new = pd.DataFrame({"size": [2.0, 5.0, 5.0, 5.0], "kind": ["hut", "hut", "castle", "tent"]})[["kind", "size"]]
+    mean, sd, quantiles = model.predict(new, return_std=True, return_quantiles=[0.5, 0.975])
+    assert np.allclose(quantiles[:, 0], mean) and np.allclose(quantiles[:, 1], mean + 1.959964 * sd)
+    assert model.extrapolates(new).tolist() == [False, False, False, True]
+
+    gp = model.model_
+    scale, stationary, hamming = gp.covar_module.outputscale, *gp.covar_module.base_kernel.base_kernel.kernels
+    with torch.no_grad():
+        rows, there = (torch.as_tensor(model.columns_.matrix(part)) for part in (X, new))
+        both = torch.cat([rows, there])
+        size = (both[:, 1:] - model.shift_[1]) / model.scale_[1]
+        differs = (both[:, :1] != both[:, 0]).double()
+        covariance = scale * stationary.forward(size, size) * torch.exp(-differs / hamming.lengthscale)
+        noise = gp.likelihood.noise
+        known = covariance[:120, :120] + (noise / torch.as_tensor(weights)).diag()
+        constant = gp.mean_module.constant
+        z = (torch.as_tensor(y.to_numpy()) - model.target_shift_) / model.target_scale_ - constant
+        gain = torch.linalg.solve(known, covariance[:120, 120:])
+        exact = constant + gain.mT @ z
+        variance = covariance[120:, 120:].diagonal() - (gain * covariance[:120, 120:]).sum(0) + noise
+    assert np.abs(mean - (model.target_shift_ + model.target_scale_ * exact).numpy()).max() < 2e-3
+    assert np.abs(sd / (model.target_scale_ * variance.sqrt()).numpy() - 1).max() < 2e-3
+    draws = model.sample_y(new, 20_000)
+    assert np.abs(draws.mean(1) - mean).max() < 0.03 and np.abs(draws.std(1) / sd - 1).max() < 0.03
+
+    model.partial_fit(X[:5].assign(kind="tent"), y[:5], weights[:5])
+    assert not model.extrapolates(new).any() and model.model_.sums.num_rows == 125
+    with pytest.raises(tkrr.InputError, match="3 x 40"):
+        HilbertRegressor().fit(X.assign(size=np.arange(120) % 40 + 0.0).astype({"size": "category"}), y)
+
+
+def test_weights_of_the_hilbert_regressor(table):
+    X, y = table
+    weights = np.where(np.arange(150) < 100, 1.0, 0.0)
+    one, fewer = (HilbertRegressor(num_steps=5) for _ in range(2))
+    one.fit(X[["size"]], y, weights), fewer.fit(X[:100][["size"]], y[:100])
+    assert np.array_equal(one.predict(X[["size"]]), fewer.predict(X[["size"]]))
+
+
+@pytest.mark.parametrize("estimator", [TKRRRegressor(method="als", rank=2), HilbertRegressor(num_steps=2)])
+def test_a_fit_that_fails_changes_nothing(estimator, table):
+    X, y = table
+    X = X[["size", "kind"]]
+    model = clone(estimator).set_params(random_state=0).fit(X[:100], y[:100])
+    before, known = model.predict(X), model.columns_
+    for call in (model.fit, model.partial_fit):
+        for bad_x, bad_y in ((X.assign(kind="tent"), y.where(y.index != 3)), (X.assign(size=np.inf), y)):
+            with pytest.raises(ValueError, match="NaN|infinity"):
+                call(bad_x, bad_y)
+    assert model.columns_ == known and np.array_equal(model.predict(X), before)
+
+
 def test_yeo_johnson_is_that_of_scipy():
     y = np.random.default_rng(0).gamma(1.0, size=400) - 0.3
     transform = TargetTransform.learn("yeo-johnson", y)
@@ -159,7 +218,7 @@ def test_files(table, tmp_path):
     fitted = [
         TKRRRegressor(target_transform="log", **SMALL).fit(X, y),
         TKRRClassifier(**SMALL).fit(X, X["kind"]),
-        HilbertRegressor(num_steps=5).fit(X[["size", "pool"]], y),
+        HilbertRegressor(num_steps=5).fit(X[["size", "kind"]], y),
     ]
     for model in fitted:
         rows = X[list(model.feature_names_in_)]
