@@ -24,6 +24,9 @@ REL_TOL = 1e-13
 #: The search for a quantile stops after so many steps at the latest; smooth distributions need about ten.
 MAX_STEPS = 200
 
+#: In the search for a quantile of whole numbers every so many steps the bounds are halved; about two steps are needed.
+HALVE_EVERY = 3
+
 
 class Prediction:
     r"""
@@ -210,6 +213,8 @@ class Prediction:
 
     def _quantiles(self, q: Tensor, f: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """Quantiles `(k, n)` for probabilities `(k, 1)`."""
+        if self._observation.is_discrete:
+            return self._whole_quantiles(q, f, rows)
 
         def excess(y: Tensor) -> Tensor:
             return self._observation.cdf(y.unsqueeze(-2), f, self._parameters, rows).mean(-2) - q
@@ -222,9 +227,24 @@ class Prediction:
             lower = torch.where(low, lower - 2 * (upper - lower), lower)
         while (low := excess(upper) < 0).any():
             upper = torch.where(low, upper + 2 * (upper - lower), upper)
-        if self._observation.is_discrete:
-            return find_root(excess, lower, upper, torch.full_like(lower, 0.25)).round()
         return find_root(excess, lower, upper, REL_TOL * (upper - lower))
+
+    def _whole_quantiles(self, q: Tensor, f: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        """The same for whole numbers, from 0 on."""
+        mean, variance = self._moments(f, rows)
+        z = torch.special.ndtri(q)
+        skew = 2 * variance / mean.clamp(min=1e-300) - 1  # in standard deviations, were it negative binomial
+        guess = torch.nan_to_num(mean + z * variance.sqrt() + (z.square() - 1) * skew / 6)
+        row = torch.arange(f.shape[-1], device=f.device).expand_as(guess).reshape(-1)
+        level = q.expand_as(guess).reshape(-1)
+
+        def probability(y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+            own = {name: values[..., row[index]] for name, values in rows.items()}
+            at = (y, f[:, row[index]], self._parameters, own)
+            return self._observation.cdf(*at).mean(0), self._observation.log_density(*at).exp().mean(0)
+
+        largest = float(self._observation.num_classes or math.inf) - 1
+        return find_whole(probability, level, guess.reshape(-1).round(), largest).reshape(guess.shape)
 
 
 @dataclass(frozen=True)
@@ -303,3 +323,47 @@ def find_root(function: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor
         limit = limit.clamp(max=0.5)
         t = torch.minimum(torch.maximum(t, limit), 1 - limit)
     return torch.where(fa >= 0, a, b)
+
+
+def find_whole(
+    probability: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], level: Tensor, guess: Tensor, largest: float
+) -> Tensor:
+    """
+    Quantiles of distributions of whole numbers 0, 1, ..., many at once: Newton's steps between bounds, for those that
+    are not found yet. One evaluation tells the distribution function at two numbers, as the probability of the upper
+    one is their difference.
+
+    :param probability: Distribution functions and probabilities at numbers `(m,)`, of the distributions with an index
+        `(m,)`.
+    :param level: The probabilities that the quantiles have, `(K,)`.
+    :param guess: Where to begin, `(K,)`.
+    :param largest: The largest number that occurs, may be infinite.
+
+    Example:
+        >>> import scipy.stats, torch
+        >>> from gpytorch_tkrr.model.prediction import find_whole
+        >>> poisson = scipy.stats.poisson([3.0, 400.0])
+        >>> def probability(y, index):
+        ...     own = scipy.stats.poisson(torch.tensor([3.0, 400.0])[index])
+        ...     return torch.as_tensor(own.cdf(y)), torch.as_tensor(own.pmf(y))
+        >>> level = torch.tensor([0.5, 0.9], dtype=torch.float64)
+        >>> find_whole(probability, level, torch.zeros_like(level), torch.inf), poisson.ppf(level)
+        (tensor([  3., 426.], dtype=torch.float64), array([  3., 426.]))
+    """
+    y, lower, upper = guess.clamp(0.0, largest), torch.full_like(guess, -1.0), torch.full_like(guess, largest)
+    left = torch.arange(len(y), device=y.device)[upper - lower > 1]
+    step = 0
+    while len(left):
+        step += 1
+        now, q = y[left], level[left]
+        cdf, p = probability(now, left)
+        is_above, is_below = cdf - p >= q, cdf < q  # of the quantile
+        lower[left] = torch.where(is_below, now, torch.where(is_above, lower[left], now - 1))
+        upper[left] = torch.where(is_below, upper[left], torch.where(is_above, now - 1, now))
+        low, high = lower[left], upper[left]
+        high = torch.where(torch.isinf(high), 2 * now + 2, high)
+        newton = now + torch.where(is_below, ((q - cdf) / p).ceil(), -((cdf - q) / p).floor())
+        is_safe = (newton > low) & (newton <= high) & (step % HALVE_EVERY > 0)
+        y[left] = torch.where(is_safe, newton, ((low + high) / 2).ceil())
+        left = left[upper[left] - low > 1]
+    return upper

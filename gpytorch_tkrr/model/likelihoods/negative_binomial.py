@@ -239,12 +239,9 @@ class NegativeBinomialObservation(Observation):
         return mean + mean.square() * (growth - 1 + growth / per_row(parameters["dispersion"]))
 
     def cdf(self, y: Tensor, f: Tensor, parameters: Parameters, rows: Rows) -> Tensor:
-        log_mean, weights = _nodes(f.detach(), rows)
-        r = per_row(per_row(parameters["dispersion"]))
-        above, failure = torch.floor(y).unsqueeze(-1) + 1, torch.sigmoid(r.log() - log_mean)  # r / (r + mu)
-        arrays = (each.detach().cpu().numpy() for each in (r, above.clamp(min=1.0), failure))
-        values = torch.from_numpy(scipy.special.betainc(*arrays)).to(f.device)
-        return (torch.where(above > 0, values, 0.0) * weights).sum(-1)
+        log_mean, weights = _nodes(f, rows)
+        values = CountCDF.apply(torch.floor(y).unsqueeze(-1), log_mean, per_row(per_row(parameters["dispersion"])))
+        return (values * weights).sum(-1)
 
     def sample(self, f: Tensor, parameters: Parameters, rows: Rows, generator: torch.Generator) -> Tensor:
         noise = torch.randn(f.shape, dtype=f.dtype, device=f.device, generator=generator)
@@ -311,6 +308,33 @@ class NegativeBinomialAugmentation(Augmentation):
 
     def _log_mean(self, batch: Batch, f: Tensor) -> Tensor:
         return f + self.offset if batch.weight is None else f + self.offset + batch.weight.log()
+
+
+class CountCDF(torch.autograd.Function):
+    """The distribution function of counts, by SciPy, with its gradient in the logarithm of their mean."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, log_mean: Tensor, dispersion: Tensor) -> Tensor:
+        """
+        :param y: Whole numbers.
+        :param log_mean: Logarithm of the mean.
+        :param dispersion: r.
+        """
+        ctx.save_for_backward(y, log_mean, dispersion)
+        above, failure = y + 1, torch.sigmoid(dispersion.log() - log_mean)  # r / (r + mu)
+        arrays = (each.detach().cpu().numpy() for each in (dispersion, above.clamp(min=1.0), failure))
+        values = torch.from_numpy(scipy.special.betainc(*arrays)).to(log_mean)
+        return torch.where(above > 0, values, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
+        """
+        :param grads: The gradient of the result.
+        """
+        y, log_mean, dispersion = ctx.saved_tensors
+        above = (y + 1).clamp(min=0.0)
+        slope = -above * log_probability(above, log_mean, dispersion).exp()
+        return None, (grads[0] * slope).sum_to_size(log_mean.shape), None
 
 
 def log_probability(y: Tensor, log_mean: Tensor, dispersion: Tensor) -> Tensor:

@@ -56,6 +56,35 @@ def test_distribution_is_that_of_scipy():
     np.testing.assert_allclose(observation.cdf(between, F, PARAMETERS, rows), nb.cdf(between), rtol=1e-9)
 
 
+def test_the_distribution_function_has_a_gradient():
+    observation, y = observe(tkrr.NegativeBinomialLikelihood()), torch.tensor([[-1.0, 0.0, 6.3]], dtype=torch.float64)
+    for known in ({}, {"spread": torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64)}):
+        rows = {"exposure": EXPOSURE, **known}
+        f = F.clone().requires_grad_()
+        assert torch.autograd.gradcheck(lambda f, rows=rows: observation.cdf(y, f, PARAMETERS, rows), f)
+
+
+@pytest.mark.parametrize("level", [1e-6, 0.05, 0.5, 0.9, 1 - 1e-6])
+def test_quantiles_of_few_and_of_many_counts_are_those_of_scipy(level):
+    """From 1e-4 to a million counts, and mixtures of both, found in a few evaluations of the distribution function."""
+    observation, calls = observe(tkrr.NegativeBinomialLikelihood()), []
+    cdf = observation.cdf
+    observation.cdf = lambda *args: calls.append(1) or cdf(*args)
+    f = torch.tensor([-9.0, -1.0, 0.0, 3.0, 9.0, 13.8], dtype=torch.float64)
+    single = {"dispersion": torch.tensor([2.5], dtype=torch.float64)}
+    x = torch.zeros(6, 1, dtype=torch.float64)
+    made = tkrr.Prediction(observation, lambda x: (f.unsqueeze(0), {}), single, x, {"exposure": torch.ones(6).double()})
+    expected = scipy.stats.nbinom(2.5, 2.5 / (2.5 + f.exp())).ppf(level)
+    np.testing.assert_array_equal(made.quantile(level), expected)
+    assert len(calls) < 40
+    two = {"dispersion": torch.tensor([0.5, 1e4], dtype=torch.float64)}
+    both = torch.stack([f, f + 2])  # two humps
+    made = tkrr.Prediction(observation, lambda x: (both, {}), two, x, {"exposure": torch.ones(6).double()})
+    found = made.quantile(level)
+    below = made.cdf((found - 1).clamp(min=0))[found > 0]
+    assert bool((made.cdf(found) >= level).all()) and bool((below < level).all())
+
+
 def test_a_spread_of_f_is_integrated_over():
     observation, z = observe(tkrr.NegativeBinomialLikelihood()), np.linspace(-10, 10, 4001)
     spread = torch.tensor([0.01, 0.3, 1.0], dtype=torch.float64)
