@@ -87,7 +87,7 @@ class GradientBoosting(Contender):
     )
 
     def fit(self, x: Tensor, y: Tensor) -> None:
-        from sklearn.ensemble import HistGradientBoostingClassifier
+        from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
         few = [d for d, number in self.categories.items() if number <= MAX_LEVELS]  # others are taken for numbers
         options = {"random_state": self.seed, "categorical_features": few or None}
@@ -97,29 +97,34 @@ class GradientBoosting(Contender):
         self.sd = float(y.std())
         order = torch.randperm(len(y), generator=torch.Generator().manual_seed(self.seed))
         held_out, rest = order.tensor_split([max(int(HELD_OUT * len(y)), 1)])
-        self._fit_quantiles(x[rest], y[rest], options)
+        self.quantiles = self._fit_quantiles(x[rest], y[rest], options)
         choices = [(width, stretch) for width in LEAST_WIDTHS for stretch in STRETCHES]
-        scores = [float(self._distribution(x[held_out], *choice).log_prob(y[held_out]).mean()) for choice in choices]
+        values = self._quantile_values(x[held_out])
+        made = [self._distribution(values, values[:, len(LEVELS) // 2], *choice) for choice in choices]
+        scores = [float(each.log_prob(y[held_out]).mean()) for each in made]
         self.choice = choices[int(np.argmax(scores))]
-        self._fit_quantiles(x, y, options)
+        self.model = HistGradientBoostingRegressor(**options).fit(x.numpy(), y.numpy())
+        self.quantiles = self._fit_quantiles(x, y, options)
 
-    def _fit_quantiles(self, x: Tensor, y: Tensor, options: dict[str, Any]) -> None:
+    def _fit_quantiles(self, x: Tensor, y: Tensor, options: dict[str, Any]) -> list[Any]:
         from sklearn.ensemble import HistGradientBoostingRegressor
 
-        models = [HistGradientBoostingRegressor(**options)]
-        models += [HistGradientBoostingRegressor(loss="quantile", quantile=level, **options) for level in LEVELS]
-        self.model, *self.quantiles = (model.fit(x.numpy(), y.numpy()) for model in models)
+        models = (HistGradientBoostingRegressor(loss="quantile", quantile=level, **options) for level in LEVELS)
+        return [model.fit(x.numpy(), y.numpy()) for model in models]
 
-    def _distribution(self, x: Tensor, least_width: float, stretch: float) -> QuantileDistribution:
-        mean, *quantiles = (torch.as_tensor(model.predict(x.numpy())) for model in (self.model, *self.quantiles))
-        levels, values = torch.tensor(LEVELS, dtype=torch.float64), torch.stack(quantiles, -1)
-        middle = values[:, len(LEVELS) // 2, None]
+    def _quantile_values(self, x: Tensor) -> Tensor:
+        """`(n, number of levels)`."""
+        return torch.stack([torch.as_tensor(model.predict(x.numpy())) for model in self.quantiles], -1)
+
+    def _distribution(self, values: Tensor, mean: Tensor, least_width: float, stretch: float) -> QuantileDistribution:
+        levels, middle = torch.tensor(LEVELS, dtype=torch.float64), values[:, len(LEVELS) // 2, None]
         return QuantileDistribution(levels, middle + stretch * (values - middle), mean, least_width * self.sd)
 
     def predict(self, x: Tensor) -> Prediction:
         if self.task == "classification":
             return all_classes(self.model.predict_proba(x.numpy()), self.model.classes_, self.num_classes)
-        return self._distribution(x, *self.choice)
+        mean = torch.as_tensor(self.model.predict(x.numpy()))
+        return self._distribution(self._quantile_values(x), mean, *self.choice)
 
 
 def all_classes(probabilities: np.ndarray, present: np.ndarray, num_classes: int) -> Tensor:

@@ -125,7 +125,8 @@ class Comparison:
     def table(self) -> DataFrame:
         """
         A row for each model: mean ± standard deviation over splits, the best score of each column with an asterisk, or
-        several where they are equal.
+        several where they are equal. Where a model's training rows have decided something (the noise of T-KRR), the
+        column "chosen" says what.
 
         Coverage is best where it is nearest to 95 %. Means are over the splits on which a model came to an end.
         """
@@ -192,13 +193,22 @@ class Comparison:
             losses = {name: abs(mean - 0.95) if column == "coverage" else mean for name, mean in means.items()}
             least = min(losses.values(), default=math.inf)
             best |= {(name, column) for name, loss in losses.items() if math.isclose(loss, least, rel_tol=1e-9)}
-        rows = [["model", *columns.values(), "status"]]
+        chosen = {name: self._chosen(name) for name in names}
+        last = ["chosen", "status"] if any(chosen.values()) else ["status"]
+        rows = [["model", *columns.values(), *last]]
         for name in names:
             cells = [
                 _format(column, values[name][column]) + (" *" if (name, column) in best else "") for column in columns
             ]
-            rows.append([name, *cells, self._status(name)])
+            rows.append([name, *cells, *[chosen[name], self._status(name)][-len(last) :]])
         return rows
+
+    def _chosen(self, name: str) -> str:
+        found = [trial.chosen for trial in self.trials if trial.model == name and trial.chosen]
+        counts = {each: found.count(each) for each in dict.fromkeys(found)}
+        if len(counts) == 1:
+            return found[0]
+        return ", ".join(f"{each} ({count} of {len(found)})" for each, count in counts.items())
 
     def _values(self, name: str, column: str) -> list[float]:
         done = [trial for trial in self.trials if trial.model == name and trial.status == "done"]
@@ -316,7 +326,7 @@ def compare(
     :param progress: Whether to show a progress bar for each model, and a line when it is done.
     :param noise: The noise of "T-KRR, Bayesian" in a regression: "gaussian", "student", "by-inputs" (with Student
         tails), or "auto": training rows of each split that are held out decide, see
-        :func:`~gpytorch_tkrr.choose_noise`; the remarks say what was chosen.
+        :func:`~gpytorch_tkrr.choose_noise`; the table says what was chosen, the remarks why.
     :param title: What the data are, for the report.
 
     Example:
@@ -402,9 +412,8 @@ def _named(
                 progress=progress,
                 num_classes=len(data.classes or "01"),
                 categories=data.columns.categories,
+                noise=noise,
             )
-            if isinstance(model, tkrr_contenders.GibbsContender):
-                model.noise = noise
         elif not (callable(getattr(model, "fit", None)) and callable(getattr(model, "predict", None))):
             raise InputError(f"A model needs the methods fit and predict; {type(model).__name__} lacks them.")
         name = name or getattr(model, "name", None) or getattr(model, "title", None) or type(model).__name__

@@ -38,6 +38,7 @@ class Contender:
     :param progress: Whether to show a progress bar.
     :param num_classes: Classes are 0 to K - 1.
     :param categories: Columns of level numbers, and how many levels each has; for those that know levels.
+    :param noise: The noise of a regression, for those that have a choice; see :func:`gpytorch_tkrr.compare`.
     """
 
     task: Task = "regression"
@@ -45,6 +46,7 @@ class Contender:
     progress: bool = False
     num_classes: int = 2
     categories: dict[int, int] = field(default_factory=dict)
+    noise: str = "auto"
 
     title: ClassVar[str]
     note: ClassVar[str] = ""
@@ -76,6 +78,16 @@ class Contender:
     def num_parameters(self) -> int | None:
         """Trained numbers, weights and hyperparameters; None where this says nothing."""
         return None
+
+    @property
+    def chosen(self) -> str:
+        """What the training rows have decided, in a word or two for the table."""
+        return ""
+
+    @property
+    def remark(self) -> str:
+        """What there is to say of a fit, in a sentence or two."""
+        return ""
 
     @contextmanager
     def _bar(self, num_steps: int) -> Iterator[ProgressBar]:

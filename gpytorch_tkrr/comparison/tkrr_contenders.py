@@ -30,7 +30,6 @@ class ALSContender(Contender):
     title: ClassVar[str] = "T-KRR, ALS"
     note: ClassVar[str] = "fit_als with learned hyperparameters, rank 10; the rest are defaults, in units of the data."
     method: ClassVar[str] = "als"
-    noise: str = "gaussian"
     knows_levels: ClassVar[bool] = True
 
     def fit(self, x: Tensor, y: Tensor) -> None:
@@ -41,15 +40,19 @@ class ALSContender(Contender):
         from ..sklearn.regressor import TKRRRegressor
 
         options: dict[str, Any] = {
-            "method": self.method,
             "categorical": sorted(self.categories) or None,
             "random_state": self.seed,
             "progress": self.progress,
+            "method": self.method,
             **self.options,
         }
         if self.task == "classification":
             return TKRRClassifier(**options)
-        return TKRRRegressor(**{"noise": self.noise, **options})
+        return TKRRRegressor(**{"noise": self._noise, **options})
+
+    @property
+    def _noise(self) -> str:
+        return "gaussian"
 
     def predict(self, x: Tensor) -> Prediction:
         estimator: Any = self.estimator
@@ -67,18 +70,24 @@ class ALSContender(Contender):
 @dataclass
 class GibbsContender(ALSContender):
     """
-    T-KRR, fitted by Gibbs sampling with all hyperparameters drawn; a probit likelihood for classes.
-
-    :param noise: The noise of a regression; see :func:`gpytorch_tkrr.compare`.
+    T-KRR, fitted by Gibbs sampling with all hyperparameters drawn; a probit likelihood for classes. It has the noise
+    that is asked for, or that its training rows choose.
     """
 
     title: ClassVar[str] = "T-KRR, Bayesian"
     note: ClassVar[str] = "fit_gibbs with its defaults, in units of the data. Numbers: of one draw."
     method: ClassVar[str] = "gibbs"
-    noise: str = "auto"
+
+    @property
+    def _noise(self) -> str:
+        return self.noise
+
+    @property
+    def chosen(self) -> str:
+        choice = getattr(self.estimator, "noise_choice_", None)
+        return "" if choice is None else f"noise {choice.kind}"
 
     @property
     def remark(self) -> str:
-        """What the training rows chose."""
         choice = getattr(self.estimator, "noise_choice_", None)
         return "" if choice is None else choice.message

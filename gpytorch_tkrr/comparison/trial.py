@@ -52,6 +52,7 @@ class Trial:
     :param memory: Peak resident memory in bytes, beyond that of the process before `fit`; None if unknown.
     :param num_parameters: Trained numbers; None if unknown.
     :param warnings: What was warned of, each once.
+    :param chosen: What the training rows have decided, in a word or two.
     :param remark: What the model has to say of its fit.
     :param prediction: Test targets `y`; `mean` and, where there is a distribution, `level`, `lower` and `upper` (see
         :func:`~gpytorch_tkrr.comparison.distribution.distribution_scores`); or `probability`.
@@ -67,6 +68,7 @@ class Trial:
     memory: int | None = None
     num_parameters: int | None = None
     warnings: list[str] = field(default_factory=list)
+    chosen: str = ""
     remark: str = ""
     prediction: dict[str, Tensor] = field(default_factory=dict)
 
@@ -116,6 +118,7 @@ def run_trial(name: str, model: Any, task: Task, number: int, split: Split, num_
         memory=None if before is None or after is None else after - before,
         num_parameters=getattr(model, "num_parameters", None),
         warnings=list(dict.fromkeys(map(_summary, filter(_concerns_users, caught)))),
+        chosen=getattr(model, "chosen", ""),
         remark=getattr(model, "remark", ""),
         prediction=prediction,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -240,8 +241,14 @@ def test_the_noise_is_chosen_and_reported(monkeypatch):
     result = tkrr.compare(x, y, **options)
     assert any("Noise: " in line and "held out" in line for line in result.remarks())
     assert '"remark": "Noise: ' in result._json()
+    chosen = made[-1].estimator.noise_choice_.kind
+    assert result.table().loc["T-KRR, Bayesian", "chosen"] == f"noise {chosen}"
+    other = replace(result.trials[0], split=2, chosen="noise student")
+    both = replace(result, trials=[replace(other, split=1, chosen="noise gaussian"), other])
+    assert both.table().loc["T-KRR, Bayesian", "chosen"] == "noise gaussian (1 of 2), noise student (1 of 2)"
     fixed = tkrr.compare(x, y, noise="by-inputs", **options)
     assert fixed.trials[0].status == "done" and not any("Noise: " in line for line in fixed.remarks())
+    assert "chosen" not in fixed.table()
     assert made[-1].estimator.noise_ == "by-inputs"
     with pytest.raises(tkrr.InputError, match="noise must be one of"):
         tkrr.compare(x, y, noise="cauchy", **options)
