@@ -20,8 +20,8 @@ from ..cp.start import near_constant
 from ..data.source import Working
 from ..data.training import Summary
 from ..features.represented import range_grids
+from ..model.augmentation.row_values import RowValues
 from ..model.likelihoods.base import Augmentation, Parameters, SecondFunction
-from ..model.likelihoods.row_values import RowValues
 from .hyperparameters import Hyperparameters
 from .sampler import FIRST_STEP, GibbsSampler, GibbsState
 

@@ -27,7 +27,7 @@ from ...data.source import Batch, RowFunction, Working
 from ...data.training import Summary
 from ...errors import InputError
 from ...features.separable import SeparableKernel
-from .row_values import RowValues
+from ..augmentation.row_values import RowValues
 
 #: Parameters of an observation model by name.
 Parameters = dict[str, Tensor]

@@ -3,8 +3,8 @@ Student.
 
 g, the log variance up to a constant, is a second sum of products with a kernel of its own. Given f, squared residuals
 say :math:`\log(e_n^2 / s^2) = g(x_n) + \log \chi^2_1`, which is a regression given the components of a mixture
-(:mod:`.log_chi_squared`): g is drawn by the sampler that draws f. Given g, f is a regression with row weights
-:math:`e^{-g}`.
+(:mod:`gpytorch_tkrr.model.augmentation.log_chi_squared`): g is drawn by the sampler that draws f. Given g, f is a
+regression with row weights :math:`e^{-g}`.
 
 The variance has a floor of :data:`FLOOR`, that of GPyTorch's Gaussian noise for standardised targets: a guard, which
 the draws of :math:`s^2` take for part of the weights.
@@ -36,11 +36,11 @@ from ...data.training import Summary
 from ...errors import InputError, NotFittedError
 from ...features.box import choose_box
 from ...features.separable import SeparableKernel, separate
+from ..augmentation.log_chi_squared import SMALLEST, draw_components
+from ..augmentation.row_values import RowValues
 from .base import Augmentation, Observation, Parameters, Rows, SecondFunction, SumRows, register
 from .gaussian import DEFAULT_BOUND, GaussianAugmentation, GaussianObservation
-from .log_chi_squared import SMALLEST, draw_components
 from .noise import NoiseModel
-from .row_values import RowValues
 from .student import DegreesOfFreedom, StudentAugmentation, StudentObservation
 
 #: Sines per input of g, and its rank.

@@ -18,8 +18,8 @@ from ...data.keyed import row_uniform
 from ...data.source import Batch, Working
 from ...data.training import Summary
 from ...errors import InputError
+from ..augmentation.candidates import NUM_CANDIDATES, choose, steps
 from .base import Augmentation, Observation, Parameters, Rows, SumRows, per_row, register
-from .candidates import NUM_CANDIDATES, choose, steps
 
 #: Standard deviation of the normal prior of cut points.
 CUT_SD = 5.0

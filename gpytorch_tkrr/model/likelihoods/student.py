@@ -24,10 +24,10 @@ from gpytorch.likelihoods import StudentTLikelihood
 from torch import Tensor
 
 from ...data.source import Batch, Working, residuals
+from ..augmentation.candidates import choose, steps
+from ..augmentation.keyed import row_gamma
 from .base import Augmentation, Parameters, Rows, SumRows, per_row, register
-from .candidates import choose, steps
 from .gaussian import GaussianObservation
-from .keyed import row_gamma
 from .noise import NoiseModel
 
 #: Shape and rate of the default Gamma prior of the degrees of freedom above their lower bound.

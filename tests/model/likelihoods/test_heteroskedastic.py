@@ -19,9 +19,9 @@ from processes import run_processes
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.bases.basis import sum_products
 from gpytorch_tkrr.data.source import Batch
+from gpytorch_tkrr.model.augmentation.log_chi_squared import MEANS, PROBABILITIES, VARIANCES, draw_components
 from gpytorch_tkrr.model.likelihoods.base import observe
 from gpytorch_tkrr.model.likelihoods.heteroskedastic import CONSTANT_PART, factors_of
-from gpytorch_tkrr.model.likelihoods.log_chi_squared import MEANS, PROBABILITIES, VARIANCES, draw_components
 from gpytorch_tkrr.sampling.priors import TAU_SHAPE
 from gpytorch_tkrr.sampling.second_function import JointSampler
 

@@ -42,7 +42,7 @@ def polya_gamma(b: Tensor, z: Tensor, first_row: int, key: int) -> Tensor:
 
     Example:
         >>> import torch
-        >>> from gpytorch_tkrr.model.likelihoods.polya_gamma import moments, polya_gamma
+        >>> from gpytorch_tkrr.model.augmentation.polya_gamma import moments, polya_gamma
         >>> b, z = torch.full((10000,), 3.5), torch.full((10000,), 1.2)
         >>> draws, (mean, _) = polya_gamma(b, z, 0, key=7), moments(b, z)
         >>> bool((draws.mean() - mean[0]).abs() < 0.01)
@@ -94,7 +94,7 @@ def gamma(shape: Tensor, first_row: int, key: int) -> Tensor:
 
     Example:
         >>> import torch
-        >>> from gpytorch_tkrr.model.likelihoods.polya_gamma import gamma
+        >>> from gpytorch_tkrr.model.augmentation.polya_gamma import gamma
         >>> draws = gamma(torch.full((5000, 2), 2.5), 0, key=7)
         >>> bool((draws.mean() - 2.5).abs() < 0.1), bool((draws.var() - 2.5).abs() < 0.2)
         (True, True)

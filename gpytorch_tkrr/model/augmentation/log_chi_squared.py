@@ -36,7 +36,7 @@ def draw_components(xi: Tensor, first_row: int, key: int) -> tuple[Tensor, Tenso
 
     Example:
         >>> import torch
-        >>> from gpytorch_tkrr.model.likelihoods.log_chi_squared import draw_components
+        >>> from gpytorch_tkrr.model.augmentation.log_chi_squared import draw_components
         >>> xi = torch.randn(20000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).square().log()
         >>> mean, variance = draw_components(xi, 0, key=7)
         >>> abs(((xi - mean) / variance.sqrt()).std() - 1).item() < 0.02  # normal within a component

@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 import torch
 
-from gpytorch_tkrr.model.likelihoods.polya_gamma import gamma, moments, polya_gamma
+from gpytorch_tkrr.model.augmentation.polya_gamma import gamma, moments, polya_gamma
 
 NUM = 20000
 

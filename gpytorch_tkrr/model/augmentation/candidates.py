@@ -34,7 +34,7 @@ def choose(log_density: np.ndarray, rng: np.random.Generator) -> int:
 
     Example:
         >>> import numpy as np
-        >>> from gpytorch_tkrr.model.likelihoods.candidates import choose
+        >>> from gpytorch_tkrr.model.augmentation.candidates import choose
         >>> choose(np.array([-np.inf, 3.0, -np.inf]), np.random.default_rng(0))
         1
     """

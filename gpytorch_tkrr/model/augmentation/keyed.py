@@ -26,7 +26,7 @@ def row_gamma(shape: float, num_rows: int, first_row: int, key: int, device: tor
 
     Example:
         >>> import torch
-        >>> from gpytorch_tkrr.model.likelihoods.keyed import row_gamma
+        >>> from gpytorch_tkrr.model.augmentation.keyed import row_gamma
         >>> abs(row_gamma(2.5, 10000, 0, key=7).mean().item() - 2.5) < 0.05
         True
     """
