@@ -27,8 +27,8 @@ ROWS_PER_VALUE = 8
 #: Functions are interpolated to this accuracy, relative to their largest value.
 INTERPOLATION_ERROR = 1e-15
 
-#: Numbers held at a time while rows are summed.
-CHUNK_NUMBERS = 1 << 18
+#: Numbers held at a time while rows are summed, and the least number of rows, below which calls cost more than sums.
+CHUNK_NUMBERS, CHUNK_ROWS = 1 << 18, 1024
 
 
 class RowGroups(ABC):
@@ -87,10 +87,10 @@ class RowGroups(ABC):
         :math:`\sum_n w_n \ell_u(x_n) p_{rn} p_{sn}` for :math:`r \le s`, then
         :math:`\sum_n w_n \ell_u(x_n) p_{rn} t_n`.
 
-        :param p: `(R, n)`.
+        :param p: `(R, n)`; where it is float32 the products are, and only their sums over few rows.
         :param t: `(n,)`.
         :param weight: Row weights `(n,)`, or None for ones.
-        :return: `(U, R (R + 1) / 2 + R)`.
+        :return: `(U, R (R + 1) / 2 + R)`, float64.
         """
 
     @abstractmethod
@@ -198,14 +198,15 @@ class Cells(RowGroups):
     def sum_products(self, p: Tensor, t: Tensor, weight: Tensor | None = None) -> Tensor:
         rank = p.shape[0]
         num_products = rank * (rank + 1) // 2
-        step = max(CHUNK_NUMBERS // ((num_products + rank + self.num_nodes) * self.length), 1)
-        total = p.new_zeros(self.num_groups, self.num_nodes, num_products + rank)
+        step = max(CHUNK_NUMBERS // (num_products + rank + self.num_nodes), CHUNK_ROWS) // self.length
+        total = self.nodes.new_zeros(self.num_groups, self.num_nodes, num_products + rank)
         buffer = p.new_empty(num_products + rank, step * self.length)
         for blocks, owner, left, right in self._gather(p, t, weight, step):
             products = buffer[:, : left.shape[1]]
             multiply_pairs(left, right[:-1], products[:num_products])
             torch.mul(left, right[-1], out=products[num_products:])
-            total.index_add_(0, owner, torch.bmm(self._polynomials(blocks), self._blocks(products).mT))
+            polynomials = self._polynomials(blocks).to(p.dtype)
+            total.index_add_(0, owner, torch.bmm(polynomials, self._blocks(products).mT).to(total.dtype))
         return (self.transform.mT @ total).reshape(-1, num_products + rank)
 
     def interpolate(self, values: Tensor) -> Tensor:

@@ -19,11 +19,15 @@ from .format import WeightFormat
 from .levels import LevelGram, LevelTable
 from .missing import moment_table
 from .moments import MomentTable
-from .sums import FactorSums, add_direct, add_grouped, chunk_rows
+from .rounding import Resolution
+from .sums import FactorSums, add_direct, add_grouped, add_single, chunk_rows
 from .weights import CP
 
-#: Ranks up to this sum over cells; for larger ones the products of projections cost more than the functions.
+#: Ranks up to this are projected by cells; for larger ones interpolation costs more than the functions.
 MAX_CELL_RANK = 12
+
+#: Ranks up to this are summed over cells; for larger ones their sums do not fit into cache.
+MAX_CELL_SUM_RANK = 64
 
 #: Bytes for each row of a column that is divided into cells.
 CELL_BYTES = 20
@@ -84,9 +88,9 @@ class _Rows:
         self.is_kept = False
         self.cells: dict[int, Cells | None] = {}
 
-    def groups(self, d: int, rank: int) -> RowGroups | None:
-        """The nodes of a column; cells only for a batch that is kept."""
-        if self.distinct[d] is not None or not self.is_kept or rank > MAX_CELL_RANK:
+    def groups(self, d: int, is_small: bool) -> RowGroups | None:
+        """The nodes of a column; cells only for a batch that is kept, and where the rank is small enough."""
+        if self.distinct[d] is not None or not self.is_kept or not is_small:
             return self.distinct[d]
         if d not in self.cells:
             self.cells[d] = Cells.find(self.batch.x[:, d], self.tables[d])
@@ -94,18 +98,31 @@ class _Rows:
 
     def project(self, d: int, factor: Tensor) -> Tensor:
         """The projection of a mode, `(R, n)`."""
-        groups, x = self.groups(d, factor.shape[0]), self.batch.x[:, d]
+        groups, x = self.groups(d, len(factor) <= MAX_CELL_RANK), self.batch.x[:, d]
         if groups is not None:
             return groups.interpolate(self.tables[d].at_nodes(factor, groups.nodes))
         return self.tables[d].project(factor, x, rows=chunk_rows(self.tables[d].num_functions + factor.shape[0]))
 
-    def add_to(self, sums: FactorSums, d: int, p: Tensor, t: Tensor, weight: Tensor | None = None) -> None:
-        """Add this batch to the sums of a mode, with row weights."""
-        groups = self.groups(d, p.shape[0])
-        if groups is None:
-            add_direct(sums, self.batch.x[:, d], p, t, weight)
-        else:
+    def add_to(
+        self,
+        sums: FactorSums,
+        d: int,
+        p: Tensor,
+        t: Tensor,
+        weight: Tensor | None = None,
+        resolution: Resolution | None = None,
+        num_rows: int = 0,
+    ) -> None:
+        """Add this batch to the sums of a mode, with row weights; by default in double precision."""
+        groups, x = self.groups(d, len(p) <= MAX_CELL_SUM_RANK), self.batch.x[:, d]
+        if isinstance(groups, DistinctValues):  # cheap in any case
+            resolution = None
+        if resolution is not None and resolution.allows_single(sums.table, x, p, weight, num_rows):
+            add_single(sums, x, groups, p, t, weight)
+        elif groups is not None:
             add_grouped(sums, groups, p, t, weight)
+        else:
+            add_direct(sums, x, p, t, weight)
         sums.square.add_(t @ t if weight is None else (weight * t) @ t)
         sums.count.add_(t.shape[0])
 
@@ -321,7 +338,14 @@ class Design:
         x = summary.sample if inputs is None else inputs(summary.sample)
         return self._grouped(Batch(x, torch.zeros_like(summary.sample_weight), summary.sample_weight))
 
-    def sums(self, d: int, factors: Sequence[Tensor], scale: Tensor, working: Working = residuals) -> FactorSums:
+    def sums(
+        self,
+        d: int,
+        factors: Sequence[Tensor],
+        scale: Tensor,
+        working: Working = residuals,
+        resolution: Resolution | None = None,
+    ) -> FactorSums:
         r"""
         The sums of one factor, with the residual :math:`t = y - f` of the current model as target.
 
@@ -331,13 +355,15 @@ class Design:
         :param scale: Scales of the components `(R,)`: :math:`f(x) = \sum_r s_r \prod_k \phi_k(x_k)^\top a_{kr}`; one
             number for formats without.
         :param working: t and row weights of a batch, where they are not the residuals and those of the data.
+        :param resolution: How precisely G must be known; by default all is summed in double precision.
         """
         first_row = self.data.first_row
         total = FactorSums.zeros(self.tables[d], len(factors[d]), scale.device)
         for rows, p, values in self._products(d, factors, scale):
             batch = self._weighed(rows.batch, first_row)
             t, weight = working(batch, values, first_row)
-            rows.add_to(total, d, p, t, _times(batch.weight, weight))
+            weight = _times(batch.weight, weight)
+            rows.add_to(total, d, p, t, weight, resolution, self.data.summary.num_rows)
             first_row += rows.batch.num_rows
         return total.unpack(self.data.processes.sum(total.pack()))
 
@@ -355,7 +381,7 @@ class Design:
         """Batches with p and the values of f, from products that are kept where they fit into memory."""
         heights = [len(factor) for factor in factors]
         left = self.memory - self._spent
-        per_row = 8 * sum(self.format.bonds(heights)) + CELL_BYTES * sum(num <= MAX_CELL_RANK for num in heights)
+        per_row = 8 * sum(self.format.bonds(heights)) + CELL_BYTES * sum(num <= MAX_CELL_SUM_RANK for num in heights)
         for rows in self._rows():
             left -= per_row * rows.batch.num_rows
             if left >= 0 and self._kept is not None:

@@ -174,6 +174,17 @@ class MomentTable:
         total.addcmul_(flat.index_select(0, index[1].flatten()), weights[1].reshape(-1, 1))
         return total.reshape(shape).movedim((0, 1), (-2, -1))
 
+    def gram_weights(self, variances: Tensor) -> Tensor:
+        r"""
+        c with :math:`\|V^{1/2} G V^{1/2}\|_F^2 \le \sum_k c_k m_k^2` for the Gram matrix G of sums m.
+
+        :param variances: Diagonal of V, `(M,)`.
+        :return: `(K,)`.
+        """
+        index, weights = self._index.to(variances.device), self._weights.to(variances.device)
+        terms = 2 * variances.unsqueeze(-1) * variances * weights.square()  # (2, M, M)
+        return variances.new_zeros(self.num_moments).index_add_(0, index.flatten(), terms.flatten())
+
     def structured(self, sums: Tensor) -> Any:
         """
         The Gram matrix of R components, in a form that serves its factor's conditional best.

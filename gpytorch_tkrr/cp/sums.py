@@ -14,6 +14,7 @@ the other columns to the nodes of cells (see :mod:`.cells`). Arrays are rank-maj
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,9 @@ from .moments import MomentTable
 #: fits into cache.
 CHUNK_NUMBERS = 1 << 21
 
+
+#: Rows that are summed in single precision before they are added to a sum in double precision.
+SINGLE_ROWS = 2048
 
 #: Point estimates form Gram matrices of up to this size also where they have a structure.
 MAX_DENSE = 1024
@@ -154,3 +158,67 @@ def add_grouped(sums: FactorSums, groups: RowGroups, p: Tensor, t: Tensor, weigh
     """
     per_node = groups.sum_products(p, t, weight)  # (U, R (R + 1) / 2 + R)
     sums.table.add_nodes(sums.moments, sums.rhs, groups.nodes, per_node)
+
+
+def add_single(
+    sums: FactorSums, x: Tensor, groups: RowGroups | None, p: Tensor, t: Tensor, weight: Tensor | None
+) -> None:
+    """
+    Add the rows of a batch with products of projections in single precision (see :mod:`.rounding`). Components, moment
+    functions and weights are brought to about 1 first, so that none of them leaves the range of float32. The right-hand
+    side is summed in double precision.
+
+    :param sums: Where to.
+    :param x: The mode's inputs `(n,)`.
+    :param groups: The column's nodes, or None to sum row by row.
+    :param p: Products of the other modes' projections `(R, n)`.
+    :param t: Targets `(n,)`.
+    :param weight: Row weights `(n,)`, or None for ones.
+    """
+    unit = _unit(p)
+    projections = _divided(p, unit)
+    product_unit = p.new_empty(sums.moments.shape[1], 1)
+    multiply_pairs(unit, unit, product_unit)
+    weights = None
+    if weight is not None:
+        weight_unit = _unit(weight.unsqueeze(0))
+        weights, product_unit = _divided(weight.unsqueeze(0), weight_unit)[0], product_unit * weight_unit
+    if groups is None:
+        total = _single_moments(sums.table, x, projections, weights)
+    else:
+        per_node = groups.sum_products(projections, torch.zeros_like(projections[0]), weights)
+        total = sums.table(groups.nodes)[1] @ per_node[:, : sums.moments.shape[1]]
+    sums.moments.addcmul_(total, product_unit.mT)
+    for start in range(0, p.shape[1], SINGLE_ROWS):
+        chunk = slice(start, start + SINGLE_ROWS)
+        targets = t[chunk] if weight is None else t[chunk] * weight[chunk]
+        sums.rhs.addmm_(p[:, chunk] * targets, sums.table.features(x[chunk]).mT)
+
+
+def _single_moments(table: MomentTable, x: Tensor, p: Tensor, weight: Tensor | None) -> Tensor:
+    """Sums of products with the moment functions, chunk by chunk, `(K, R (R + 1) / 2)`."""
+    rows = min(SINGLE_ROWS, p.shape[1])
+    features = x.new_empty(table.num_functions, rows, dtype=torch.float64)
+    moments = x.new_empty(table.num_moments, rows, dtype=torch.float64)
+    products = p.new_empty(p.shape[0] * (p.shape[0] + 1) // 2, rows)
+    part = p.new_empty(table.num_moments, products.shape[0])
+    total, unit = torch.zeros_like(part, dtype=torch.float64), None
+    for start in range(0, p.shape[1], rows):
+        chunk, size = slice(start, start + rows), min(rows, p.shape[1] - start)
+        _, psi = table(x[chunk], out=(features[:, :size], moments[:, :size]))
+        unit = _unit(psi) if unit is None else unit
+        right = p[:, chunk]
+        multiply_pairs(right if weight is None else right * weight[chunk], right, products[:, :size])
+        total += torch.mm(_divided(psi, unit), products[:, :size].mT, out=part)
+    return total if unit is None else total * unit
+
+
+def _unit(values: Tensor) -> Tensor:
+    """The size of each row, `(K, 1)`: the root of its mean square; 1 for rows of zeros."""
+    size = torch.linalg.vector_norm(values, dim=1, keepdim=True) / math.sqrt(values.shape[1])
+    return size.masked_fill_(size == 0, 1.0)
+
+
+def _divided(values: Tensor, unit: Tensor) -> Tensor:
+    """Rows over their units, in single precision."""
+    return torch.div(values, unit, out=values.new_empty(values.shape, dtype=torch.float32))

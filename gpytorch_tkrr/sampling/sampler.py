@@ -41,6 +41,7 @@ from ..cp.design import Design
 from ..cp.evidence import FactorData
 from ..cp.format import WeightFormat
 from ..cp.levels import LevelGram
+from ..cp.rounding import Resolution
 from ..cp.weights import CP
 from ..data.source import RowFunction
 from ..features.represented import MAX_MISSING, ModeGrid
@@ -186,7 +187,8 @@ class GibbsSampler:
         :param move_scale: Whether to move the output scale too, which all modes share.
         """
         factors, working = state.factors, self.augmentation.working(state.parameters, self.rng)
-        sums = self.design.sums(d, factors, self.one, working)
+        noise, precisions = self.augmentation.noise(state.parameters), self.prior.rows(state, d) / self.prior_factor
+        sums = self.design.sums(d, factors, self.one, working, Resolution(self.covariances[d], precisions, noise))
         gram = sums.structured_gram()
         data = FactorData.from_residuals(sums, gram, factors[d])
         rhs = data.rhs
