@@ -22,6 +22,7 @@ class LongTable:
     :param num_outputs: T.
     :param mean: What is taken from the targets of each output, `(T,)`; by default nothing.
     :param scale: What they are divided by then, `(T,)`.
+    :param allow_missing: Whether inputs may be NaN.
 
     Example:
         >>> import torch
@@ -32,8 +33,16 @@ class LongTable:
         ([[0.5, 0.0], [0.5, 1.0], [0.75, 1.0]], [1.0, 5.0, 6.0])
     """
 
-    def __init__(self, data: Any, num_outputs: int, mean: Tensor | None = None, scale: Tensor | None = None):
-        self.source, self.num_outputs = as_source(data), num_outputs
+    def __init__(
+        self,
+        data: Any,
+        num_outputs: int,
+        mean: Tensor | None = None,
+        scale: Tensor | None = None,
+        *,
+        allow_missing: bool = False,
+    ):
+        self.source, self.num_outputs, self.allow_missing = as_source(data), num_outputs, allow_missing
         self.mean = torch.zeros(num_outputs, dtype=torch.float64) if mean is None else mean.double()
         self.scale = torch.ones(num_outputs, dtype=torch.float64) if scale is None else scale.double()
 
@@ -55,7 +64,8 @@ class LongTable:
                 f"Inputs must have shape (N, D) and targets (N, {self.num_outputs}), one column for each output; got "
                 f"{tuple(x.shape)} and {tuple(y.shape)}."
             )
-        wrong = ~torch.isfinite(x).all(-1) | torch.isinf(y).any(-1)
+        known = torch.isfinite(x) | x.isnan() if self.allow_missing else torch.isfinite(x)
+        wrong = ~known.all(-1) | torch.isinf(y).any(-1)
         if wrong.any():
             row = first_row + int(wrong.nonzero()[0, 0])
             raise InputError(
@@ -71,7 +81,7 @@ class LongTable:
         """
         shift: Tensor | None = None
         total = torch.zeros(3, self.num_outputs, dtype=torch.float64)
-        for x, y, *_ in LongTable(self.source, self.num_outputs):
+        for x, y, *_ in LongTable(self.source, self.num_outputs, allow_missing=self.allow_missing):
             output = x[:, -1].long().cpu()
             values = y.cpu()
             if shift is None:

@@ -166,13 +166,18 @@ def as_array(part: Any) -> np.ndarray:
 
     :param part: A table or a column of pandas.
     """
-    columns = {None: part} if len(part.shape) == 1 else {name: part[name] for name in part.columns}
+    names = [None] if len(part.shape) == 1 else list(part.columns)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"The table has more than one column {twice!r}. Give them different names.")
+    columns = {None: part} if len(part.shape) == 1 else {name: part[name] for name in names}
     for name, column in columns.items():
         if getattr(column, "dtype", None) is None or not _is_numeric(column.dtype):
             where = "The column" if name is None else f"Column {name!r}"
             raise InputError(
-                f"{where} has the type {getattr(column, 'dtype', 'unknown')}; a model takes numbers. Give the levels "
-                "of a category numbers (column.cat.codes) and name it in categorical=, or leave it out."
+                f"{where} has the type {getattr(column, 'dtype', 'unknown')}; a model takes numbers. The estimators of "
+                "gpytorch_tkrr.sklearn take text, categories and dates; or give levels numbers (column.cat.codes) and "
+                "name the column in categorical=."
             )
     if len(part.shape) == 1:
         return part.to_numpy(dtype=np.float64, na_value=np.nan)

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood, StudentTLikelihood
@@ -113,6 +114,7 @@ def choose_noise(
     rank: int = RANK,
     num_basis: int | None = None,
     categorical: Sequence[int] = (),
+    missing: Any = None,
     seed: int = 0,
 ) -> NoiseChoice:
     """
@@ -124,6 +126,7 @@ def choose_noise(
     :param rank: R of the short chains.
     :param num_basis: Sines per input of the short chains; by default the model's own choice.
     :param categorical: The columns that are categories.
+    :param missing: What inputs that are NaN mean, as for :class:`~gpytorch_tkrr.TKRR`.
     :param seed: Seed of the rows and the chains.
 
     Example:
@@ -146,9 +149,10 @@ def choose_noise(
     held_out, rest = order[:num_held_out], order[num_held_out:]
     best, scores, gains = kinds[0], {}, {}
     densities: dict[str, Tensor] = {}
+    options: dict[str, Any] = {"num_basis": num_basis, "categorical": categorical, "missing": missing}
     errors: dict[str, float] = {}
     for kind, likelihood in likelihoods.items():
-        model = TKRR(x[rest], y[rest], likelihood.double(), rank=rank, num_basis=num_basis, categorical=categorical)
+        model = TKRR(x[rest], y[rest], likelihood.double(), rank=rank, **options)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TKRRWarning)  # about rows held out, and chains that are short on purpose
             fit_gibbs(model, num_draws=NUM_DRAWS, num_warmup=NUM_WARMUP, seed=seed)

@@ -124,7 +124,7 @@ class MultioutputTKRR(TKRR):
 
     def _checked_rows(self, x: Any, y: Any) -> tuple[tuple[Tensor], Tensor]:
         x, y = (as_tensor(part) if isinstance(part, np.ndarray) or is_frame(part) else part for part in (x, y))
-        as_inputs(x)
+        as_inputs(x, allow_missing=self.missing is not None)
         x = x.unsqueeze(-1) if x.dim() == 1 else x
         x, y = at_least_single(x.detach()), at_least_single(y.detach())
         if x.dim() != 2 or y.shape != (len(x), self.num_outputs):
@@ -133,13 +133,16 @@ class MultioutputTKRR(TKRR):
                 f"likelihood; got {tuple(x.shape)} and {tuple(y.shape)}."
             )
         if "output_mean" not in self._buffers and self._moments is None:
-            self.__dict__["_moments"] = LongTable((x, y), self.num_outputs).moments()
+            self.__dict__["_moments"] = self._long_table((x, y)).moments()
         return (x,), y
 
     def _standardised(self, data: Any) -> LongTable:
         moments = (self.output_mean, self.output_scale) if "output_mean" in self._buffers else self._moments
         assert moments is not None
-        return LongTable(data, self.num_outputs, *moments)
+        return self._long_table(data, *moments)
+
+    def _long_table(self, data: Any, *moments: Tensor) -> LongTable:
+        return LongTable(data, self.num_outputs, *moments, allow_missing=self.missing is not None)
 
     def _source(self) -> LongTable:
         assert self.train_inputs is not None and self.train_targets is not None
@@ -156,7 +159,7 @@ class MultioutputTKRR(TKRR):
         if data is None or isinstance(data, TrainingData):
             return super().training_data(data, processes, memory=memory)
         if bool(torch.isnan(self.output_mean).any()):
-            mean, scale = LongTable(data, self.num_outputs).moments(processes)
+            mean, scale = self._long_table(data).moments(processes)
             self.output_mean, self.output_scale = mean.to(self.output_mean), scale.to(self.output_scale)
         return super().training_data(self._standardised(data), processes, memory=memory)
 

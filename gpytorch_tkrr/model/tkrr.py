@@ -98,8 +98,9 @@ class TKRR(GP):
         missing, and f is integrated over the distribution of their column among the training rows (a sample of 16 384
         of them where they are more); a Measure such as :class:`~gpytorch_tkrr.UniformMeasure` gives another one. See
         :mod:`gpytorch_tkrr.model.missing` for what is exact.
-    :param categorical: The columns that the default kernel takes as categories: whole numbers without an order. A
-        kernel of your own says so itself (:class:`~gpytorch_tkrr.CategoricalKernel`).
+    :param categorical: The columns that the default kernel takes as categories, whole numbers without an order: their
+        numbers, or their names in a DataFrame. A kernel of your own says so itself
+        (:class:`~gpytorch_tkrr.CategoricalKernel`).
     :param weights: The format of the weights, by default :class:`~gpytorch_tkrr.CP`; or a
         :class:`~gpytorch_tkrr.TensorTrain`.
 
@@ -132,7 +133,7 @@ class TKRR(GP):
         basis: BasisFamily | None = None,
         mean_module: Mean | None = None,
         warp: InputWarp | bool | None = None,
-        categorical: Sequence[int] = (),
+        categorical: Sequence[int | str] = (),
         weights: WeightFormat | None = None,
         missing: Measure | str | None = None,
     ):
@@ -156,7 +157,8 @@ class TKRR(GP):
                 "categorical is for the default kernel. In a kernel of your own use CategoricalKernel or "
                 "IndicatorKernel for such columns."
             )
-        self.categorical = tuple(int(d) for d in categorical)
+        self.feature_names = list(train_x.columns) if hasattr(train_x, "columns") else None
+        self.categorical = tuple(map(self._column_number, categorical))
         if not (missing is None or missing == "integrate" or isinstance(missing, Measure)):
             raise InputError(
                 f"missing must be 'integrate', a Measure such as EmpiricalMeasure(x), or None; got {missing!r}."
@@ -170,7 +172,6 @@ class TKRR(GP):
         self.adapts_warp = warp is True
         self.races_warp = warp is None and kernel is None and domain is None and isinstance(self.family, Sines)
         self.is_flat_outside = kernel is None and domain is None
-        self.feature_names: list[Any] | None = None  # of a DataFrame
         self.train_inputs: tuple[Tensor, ...] | None = None
         self.train_targets: Tensor | None = None
         self.training_range: TrainingRange | None = None
@@ -182,7 +183,6 @@ class TKRR(GP):
         self._penalty: Penalty = FrobeniusPenalty()
         self.register_load_state_dict_post_hook(_restore_posterior)
         if train_x is not None and train_y is not None:
-            self.feature_names = list(train_x.columns) if hasattr(train_x, "columns") else None
             self.train_inputs, self.train_targets = self._checked_rows(train_x, train_y)
             summary = self._summarise()
             self._choose(summary)
@@ -200,6 +200,14 @@ class TKRR(GP):
         """R, or what takes its place in another format."""
         assert self.weights.rank is not None
         return self.weights.rank
+
+    def _column_number(self, column: int | str) -> int:
+        """The number of a column that is given by its number, or by its name in a DataFrame."""
+        if isinstance(column, str):
+            if self.feature_names is None or column not in self.feature_names:
+                raise InputError(f"There is no column {column!r} in the training inputs: {self.feature_names}.")
+            return self.feature_names.index(column)
+        return int(column)
 
     def _known_num_dims(self) -> int | None:
         if self.domain is not None and self.domain.num_dims is not None:
@@ -1008,8 +1016,10 @@ def _checked(x: Any, y: Any, *, allow_missing: bool = False) -> tuple[tuple[Tens
     if not x.is_floating_point():
         raise InputError(f"Inputs must be floating-point tensors; got {x.dtype}. Use x.double().")
     x = x.unsqueeze(-1) if x.dim() == 1 else x
-    if not isinstance(y, Tensor) or x.dim() != 2 or y.shape not in (x.shape[:1], (x.shape[0], 1)):
-        shapes = f"{tuple(x.shape)} and {tuple(getattr(y, 'shape', ()))}"
+    if not isinstance(y, Tensor):
+        raise InputError(f"Targets must be a tensor, an array or a column of a DataFrame; got a {type(y).__name__}.")
+    if x.dim() != 2 or y.shape not in (x.shape[:1], (x.shape[0], 1)):
+        shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise InputError(f"Inputs must have shape (N, D) and targets (N,); got {shapes}.")
     y = y.reshape(-1)
     if not torch.isfinite(y).all():

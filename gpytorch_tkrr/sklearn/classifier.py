@@ -37,6 +37,8 @@ class TKRRClassifier(ClassifierMixin, TKRREstimator):
     :param num_chains: Independent chains; None as for `num_draws`.
     :param kernel: A separable GPyTorch kernel of the encoded inputs; None for :func:`~gpytorch_tkrr.anova_kernel`.
     :param categorical: Names or numbers of columns that are categories although they hold numbers.
+    :param missing: "integrate" for inputs that may be missing (NaN, None, an empty date): f is integrated over the
+        distribution of their column among the training rows. None to refuse them. See :class:`~gpytorch_tkrr.TKRR`.
     :param random_state: Seed of all that is random.
     :param progress: Whether to show a progress bar.
 
@@ -65,6 +67,7 @@ class TKRRClassifier(ClassifierMixin, TKRREstimator):
         num_chains: int | None = None,
         kernel: Kernel | None = None,
         categorical: Sequence[str | int] | None = None,
+        missing: Any = None,
         random_state: Any = None,
         progress: bool = False,
     ):
@@ -76,6 +79,7 @@ class TKRRClassifier(ClassifierMixin, TKRREstimator):
         self.num_chains = num_chains
         self.kernel = kernel
         self.categorical = categorical
+        self.missing = missing
         self.random_state = random_state
         self.progress = progress
 
@@ -212,7 +216,7 @@ class TKRRClassifier(ClassifierMixin, TKRREstimator):
         yield from zip(self.models(), numbers, strict=True)
 
     def _new_models(self, x: Tensor | None, codes: Tensor | None) -> OneVsRest:
-        return OneVsRest(x, codes, rank=self.rank, num_basis=self.num_basis, **self._kernel_options()).double()
+        return OneVsRest(x, codes, rank=self.rank, num_basis=self.num_basis, **self._input_options()).double()
 
     def _labels(self, y: Any) -> np.ndarray:
         if y is None:

@@ -85,7 +85,14 @@ class TableEstimator(BaseEstimator):
                 raise InputError(f"Found array with 0 sample(s) (shape={X.shape}) while a minimum of 1 is required.")
             frame = X if hasattr(X, "iloc") else X.to_pandas()
             return frame.set_axis([str(name) for name in frame.columns], axis=1)
-        return validate_data(self, X, reset=reset, dtype=np.float64, ensure_min_samples=2 if reset else 1)
+        finite = "allow-nan" if self.allows_missing else True
+        least = 2 if reset else 1
+        return validate_data(self, X, reset=reset, dtype=np.float64, ensure_min_samples=least, ensure_all_finite=finite)
+
+    @property
+    def allows_missing(self) -> bool:
+        """Whether inputs may be NaN."""
+        return False
 
     def _learn_rows(self, X: Any) -> Tensor:
         """Inputs of the training rows `(N, D)`, in float64; what the columns are is learned from them."""
@@ -108,7 +115,7 @@ class TableEstimator(BaseEstimator):
 
     def _encoded(self, table: Any) -> Tensor:
         x = self.columns_.matrix(table)
-        require_finite(x, self.columns_.names)
+        require_finite(x, self.columns_.names, allow_missing=self.allows_missing)
         return torch.as_tensor(x)
 
     def _numbers(self, y: Any) -> np.ndarray:
@@ -189,25 +196,27 @@ class TableEstimator(BaseEstimator):
         raise NotImplementedError
 
 
-def require_finite(x: np.ndarray, names: list[str]) -> None:
+def require_finite(x: np.ndarray, names: list[str], *, allow_missing: bool = False, what: str = "Input X") -> None:
     """
     An error that names the first row and column with a missing, infinite or huge value.
 
     :param x: Numbers `(N, D)`.
     :param names: Those of the columns.
+    :param allow_missing: Whether values may be missing.
+    :param what: What the numbers are.
     """
-    good = np.abs(x) < MAX_NUMBER
+    good = (np.abs(x) < MAX_NUMBER) | (np.isnan(x) & allow_missing)
     if good.all():
         return
     row, column = np.argwhere(~good)[0]
     value, name = x[row, column], names[column]
-    what = "NaN (a missing value)" if np.isnan(value) else "infinity" if np.isinf(value) else f"{value:g}"
+    shown = "NaN (a missing value)" if np.isnan(value) else "infinity" if np.isinf(value) else f"{value:g}"
     advice = (
-        "Drop or impute such rows."
+        "Drop or impute such rows; TKRRRegressor(missing='integrate') takes missing values."
         if not np.isfinite(value)
         else "Its square is beyond float64: rescale the column, or correct the value."
     )
-    raise InputError(f"Input X contains {what} in row {row}, column {name!r}. {advice}")
+    raise InputError(f"{what} contains {shown} in row {row}, column {name!r}. {advice}")
 
 
 def as_seed(random_state: Any) -> int:

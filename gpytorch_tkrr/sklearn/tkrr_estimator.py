@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from ..errors import DomainError, InputError
@@ -41,6 +40,8 @@ class TKRREstimator(TableEstimator):
         which a category is one mode.
     :param categorical: Names or numbers of columns that are categories although they hold numbers. Columns of text and
         of pandas' categorical type are categories anyway.
+    :param missing: "integrate" for inputs that may be missing (NaN, None, an empty date): f is integrated over the
+        distribution of their column among the training rows. None to refuse them. See :class:`~gpytorch_tkrr.TKRR`.
     :param random_state: Seed of all that is random.
     :param progress: Whether to show a progress bar.
     """
@@ -52,6 +53,7 @@ class TKRREstimator(TableEstimator):
     num_warmup: int | None
     num_chains: int | None
     categorical: Sequence[str | int] | None
+    missing: Any
     random_state: Any
     kernel: Kernel | None
     progress: bool
@@ -65,6 +67,15 @@ class TKRREstimator(TableEstimator):
             for model in self.models()
         )
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.allows_missing
+        return tags
+
+    @property
+    def allows_missing(self) -> bool:
+        return self.missing is not None
+
     def models(self) -> list[TKRR]:
         """The fitted models."""
         raise NotImplementedError
@@ -76,7 +87,8 @@ class TKRREstimator(TableEstimator):
         :param X: Inputs `(n, D)`.
         """
         x = self._rows(X)
-        return as_numpy(self.models()[0].extrapolates(x)) | self.columns_.is_unknown(as_numpy(x))
+        outside = as_numpy(self.models()[0].extrapolates(x))  # (n,), or (n, T) of several outputs
+        return outside.reshape(len(x), -1).any(1) | self.columns_.is_unknown(as_numpy(x))
 
     def _check_parameters(self) -> None:
         if self.method not in METHODS:
@@ -84,14 +96,11 @@ class TKRREstimator(TableEstimator):
         if self.kernel is not None and not isinstance(self.kernel, Kernel):
             raise InputError(f"kernel must be a GPyTorch kernel; got a {type(self.kernel).__name__}.")
 
-    def _new_model(self, x: Tensor | None, y: Tensor | None, likelihood: Likelihood) -> TKRR:
-        return TKRR(x, y, likelihood.double(), rank=self.rank, num_basis=self.num_basis, **self._kernel_options())
-
-    def _kernel_options(self) -> dict[str, Any]:
-        """The user's kernel, or which inputs are categories for the default one."""
+    def _input_options(self) -> dict[str, Any]:
+        """The user's kernel, or which inputs are categories for the default one; what missing inputs mean."""
         if self.kernel is not None:
-            return {"kernel": copy.deepcopy(self.kernel)}
-        return {"categorical": tuple(self.columns_.categories)}
+            return {"kernel": copy.deepcopy(self.kernel), "missing": self.missing}
+        return {"categorical": tuple(self.columns_.categories), "missing": self.missing}
 
     def fit_model(self, model: TKRR, seed: int, *, data: Any = None, **options: Any) -> ALSResult | GibbsResult:
         """
@@ -119,7 +128,8 @@ class TKRREstimator(TableEstimator):
     def _refit_model(self, model: TKRR, x: Tensor, y: Tensor, seed: int) -> bool:
         """Append rows and go on from where the last fit ended; False where they lie outside the model's box."""
         assert model.domain is not None
-        if not bool(model.domain.contains(x).all()):
+        known = model.mode_inputs(x)
+        if not bool((model.domain.contains(known) | known.isnan()).all()):
             return False
         try:
             if self.method == "als":

@@ -2,7 +2,8 @@ r"""Transforms of targets, so that skewed ones become nearly normal; predictions
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -46,17 +47,18 @@ class TargetTransform:
         The transform of training targets.
 
         :param kind: "log" or "yeo-johnson".
-        :param y: Targets `(N,)`.
+        :param y: Targets `(N,)`; NaN is left out.
         """
         if kind not in TRANSFORMS:
             raise InputError(f"target_transform must be one of {', '.join(TRANSFORMS)}, or None; got {kind!r}.")
         if kind == "log":
-            if not (y > 0).all():
-                row = int((~(y > 0)).argmax())
+            if (y <= 0).any():
+                row = int((y <= 0).argmax())
                 raise InputError(
                     f"target_transform='log' takes positive targets; row {row} has {y[row]:g}. Try 'yeo-johnson'."
                 )
             return cls(kind)
+        y = y[~np.isnan(y)]
         scale = float(np.std(y)) or 1.0
 
         def loss(power: float) -> float:
@@ -65,6 +67,10 @@ class TargetTransform:
             return len(y) / 2 * np.log(max(variance, np.finfo(float).tiny)) - float(np.sum(each.log_slope(y)))
 
         return cls(kind, float(minimize_scalar(loss, bounds=(-2.0, 4.0), method="bounded").x), scale)
+
+    def plain(self) -> dict[str, Any]:
+        """Plain values, to be stored."""
+        return asdict(self)
 
     def __call__(self, y: np.ndarray) -> np.ndarray:
         """
@@ -100,6 +106,70 @@ class TargetTransform:
             return -np.log(y)
         sign = np.where(y >= 0, self.power - 1, 1 - self.power)
         return sign * np.log1p(np.abs(y) / self.scale) - np.log(self.scale)
+
+
+class OutputTransforms(tuple[TargetTransform, ...]):
+    """
+    A transform for each of several outputs, `(..., T)`. NaN stays NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> from gpytorch_tkrr.sklearn.transform import learn_transform
+        >>> y = np.array([[1.0, 2.0], [np.e, np.nan]])
+        >>> learn_transform("log", y)(y).round(3).tolist()
+        [[0.0, 0.693], [1.0, nan]]
+    """
+
+    def __call__(self, y: np.ndarray) -> np.ndarray:
+        """
+        g(y) of each output.
+
+        :param y: Targets `(..., T)`.
+        """
+        return np.stack([each(y[..., t]) for t, each in enumerate(self)], axis=-1)
+
+    def inverse(self, g: np.ndarray) -> np.ndarray:
+        """
+        The targets with given g(y).
+
+        :param g: Transformed values `(..., T)`.
+        """
+        return np.stack([each.inverse(g[..., t]) for t, each in enumerate(self)], axis=-1)
+
+    def log_slope(self, y: np.ndarray) -> np.ndarray:
+        """
+        log g'(y) of each output.
+
+        :param y: Targets `(..., T)`.
+        """
+        return np.stack([each.log_slope(y[..., t]) for t, each in enumerate(self)], axis=-1)
+
+    def plain(self) -> list[dict[str, Any]]:
+        """Plain values, to be stored."""
+        return [each.plain() for each in self]
+
+
+def learn_transform(kind: str, y: np.ndarray) -> TargetTransform | OutputTransforms:
+    """
+    The transform of training targets.
+
+    :param kind: "log" or "yeo-johnson".
+    :param y: Targets `(N,)`, or `(N, T)` of several outputs, NaN where they were not observed.
+    """
+    if y.ndim == 1:
+        return TargetTransform.learn(kind, y)
+    return OutputTransforms(TargetTransform.learn(kind, column) for column in y.T)
+
+
+def transform_from_plain(plain: Any) -> TargetTransform | OutputTransforms:
+    """
+    The transform that was stored.
+
+    :param plain: As its `plain` returned it.
+    """
+    if isinstance(plain, list):
+        return OutputTransforms(TargetTransform(**each) for each in plain)
+    return TargetTransform(**plain)
 
 
 def _box_cox(z: np.ndarray, power: float) -> np.ndarray:

@@ -34,14 +34,15 @@ def test_frames_arrays_and_tensors_are_the_same():
     ]
     means = []
     for inputs, targets in forms:
-        model = tkrr.TKRR(inputs, targets, gaussian(), rank=2, categorical=[1])
+        names = {"categorical": ["b"] if inputs is frame else [1]}
+        model = tkrr.TKRR(inputs, targets, gaussian(), rank=2, **names)
         tkrr.fit_gibbs(model, num_warmup=5, num_draws=5, seed=0)
         with torch.no_grad():
             assert model.train_inputs[0].dtype == torch.float64
             assert model.eval()(inputs).mean.shape == model.draws(inputs).shape[1:] == model.extrapolates(inputs).shape
             means.append(model.predict(inputs).mean)
         tkrr.fit_als(model, data=(inputs, targets), seed=0, max_sweeps=1)
-    assert torch.equal(means[0], means[1]) and torch.equal(means[0], means[2])
+    assert all(torch.equal(means[0], other) for other in means[1:])
 
 
 def test_columns_of_a_frame_are_found_by_name():
@@ -64,6 +65,15 @@ def test_what_is_no_number_is_named():
     for wrong in (frame.assign(b="x"), frame.assign(b=pandas.Categorical(frame["b"]))):
         with pytest.raises(tkrr.InputError, match="Column 'b' has the type"):
             tkrr.TKRR(wrong, y, gaussian())
+    for column in (pandas.date_range("2024", periods=60), pandas.array(["x"] * 60, dtype="string")):
+        with pytest.raises(tkrr.InputError, match=r"gpytorch_tkrr\.sklearn take text, categories and dates"):
+            tkrr.TKRR(frame.assign(b=column), y, gaussian())
+    with pytest.raises(tkrr.InputError, match="more than one column 'a'"):
+        tkrr.TKRR(frame.set_axis(["a", "b", "a"], axis=1), y, gaussian())
+    with pytest.raises(tkrr.InputError, match="got a list"):
+        tkrr.TKRR(frame, y.tolist(), gaussian())
+    with pytest.raises(tkrr.InputError, match="no column 'd'"):
+        tkrr.TKRR(frame, y, gaussian(), categorical=["d"])
     with pytest.raises(tkrr.InputError, match="The column has the type"):
         tkrr.TKRR(frame, y.astype(str), gaussian())
     missing = frame.astype({"b": "Int64"})

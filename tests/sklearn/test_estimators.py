@@ -189,6 +189,81 @@ def test_a_fit_that_fails_changes_nothing(estimator, table):
     assert model.columns_ == known and np.array_equal(model.predict(X), before)
 
 
+@pytest.fixture(scope="module")
+def outputs(table):
+    """Three targets of the table, in units that differ by 1e12, each seen in some rows only."""
+    X, y = table
+    y = np.stack([1e-6 * y, 5 - 2 * y, 1e6 * (X["size"] - 3)], 1)
+    hidden = np.random.default_rng(1).random(y.shape) < 0.4
+    return X, y, np.where(hidden, np.nan, y)
+
+
+def test_several_outputs(outputs, tmp_path):
+    X, y, seen = outputs
+    hidden = np.isnan(seen)
+    model = TKRRRegressor(**{**SMALL, "num_warmup": 60, "num_chains": 1}).fit(X, seen)
+    mean, sd, quantiles = model.predict(X, return_std=True, return_quantiles=[0.1, 0.5, 0.9])
+    assert mean.shape == sd.shape == y.shape and quantiles.shape == (150, 3, 3) and model.n_outputs_ == 3
+    assert (np.diff(quantiles) > 0).all() and 0.9 < (np.abs(mean - y) < 3 * sd).mean()
+    assert np.corrcoef(mean[hidden[:, 1], 1], y[hidden[:, 1], 1])[0, 1] > 0.98
+    assert model.score(X, y) > 0.95
+    assert model.sample_y(X, 7).shape == (150, 3, 7)
+    density = model.log_predictive_density(X, seen)
+    assert np.array_equal(np.isnan(density), hidden)
+    assert np.allclose(np.nanmean(density, 0), scipy.stats.norm(mean, sd).logpdf(y).mean(0), atol=0.5)
+    assert model.extrapolates(X.assign(kind="tent")).all() and model.extrapolates(X).shape == (150,)
+    model.save(tmp_path / "model.pt")
+    assert np.array_equal(tkrr.load(tmp_path / "model.pt").predict(X), mean)
+    model.partial_fit(X[:9], y[:9])
+    assert model.model_.train_targets.shape == (159, 3)
+    with pytest.raises(tkrr.InputError, match="3 output"):
+        model.partial_fit(X, y[:, 0])
+    with pytest.raises(tkrr.InputError, match="MultiOutputRegressor"):
+        TKRRRegressor(method="als").fit(X, y)
+    with pytest.raises(tkrr.InputError, match="output 2"):
+        TKRRRegressor(**SMALL).fit(X, np.where(np.arange(3) == 2, np.nan, y))
+    column = TKRRRegressor(method="als", rank=2, random_state=0).fit(X, y[:, :1])
+    assert column.predict(X).shape == (150,)  # as scikit-learn's own Gaussian process
+
+
+def test_transforms_of_several_outputs(outputs):
+    X, _, seen = outputs
+    skewed = np.exp(seen / np.nanstd(seen, 0))
+    model = TKRRRegressor(target_transform="log", **SMALL).fit(X, skewed)
+    median = model.predict(X)
+    assert np.nanmean(np.abs(np.log(median) - np.log(skewed))) < 0.3
+    density = model.log_predictive_density(X, skewed)
+    same = TKRRRegressor(**SMALL).fit(X, np.log(skewed)).log_predictive_density(X, np.log(skewed))
+    assert np.allclose(density, same - np.log(skewed), equal_nan=True)
+
+
+def test_missing_inputs(table):
+    """A missing value of any kind is integrated over its column: against the mean over the training rows."""
+    X, y = table
+    holes = X.copy()
+    rng = np.random.default_rng(0)
+    holes["size"] = holes["size"].where(rng.random(150) > 0.1)
+    holes["kind"] = holes["kind"].where(rng.random(150) > 0.1, None)
+    with pytest.raises(tkrr.InputError, match="missing='integrate'"):
+        TKRRRegressor(**SMALL).fit(holes, y)
+    model = TKRRRegressor(missing="integrate", **SMALL).fit(holes, y)
+    complete = holes.dropna()
+    assert model.score(complete, y[complete.index]) > 0.9
+    for name in ("size", "kind"):
+        row = X.iloc[[7]].assign(**{name: None}).astype({"size": float})
+        seen = holes[name].dropna()
+        rows = pd.concat([X.iloc[[7]]] * len(seen)).assign(**{name: seen.to_numpy()})
+        mean, sd = model.predict(rows, return_std=True)
+        (one,), (spread,) = model.predict(row, return_std=True)
+        assert abs(one - mean.mean()) < 1e-6 and abs(spread**2 - (sd**2).mean() - mean.var()) < 1e-3 * spread**2
+    model.partial_fit(holes[:5], y[:5])
+    assert len(model.model_.train_targets) == 155
+    arrays = TKRRClassifier(missing="integrate", **SMALL).fit(holes[["size"]].to_numpy(), y > 6)
+    assert arrays.score(complete[["size"]].to_numpy(), y[complete.index] > 6) > 0.7
+    with pytest.raises(ValueError, match="infinity"):
+        model.predict(X.assign(size=np.inf))
+
+
 def test_yeo_johnson_is_that_of_scipy():
     y = np.random.default_rng(0).gamma(1.0, size=400) - 0.3
     transform = TargetTransform.learn("yeo-johnson", y)
