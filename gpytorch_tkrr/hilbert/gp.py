@@ -244,6 +244,8 @@ class HilbertGP(GP):
     def train(self, mode: bool = True) -> HilbertGP:
         if mode:
             self._strategy = None
+        elif self.training and self._source is not None:  # a copy, which has no data, predicts with the same functions
+            self._follow()
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True) -> HilbertGP:

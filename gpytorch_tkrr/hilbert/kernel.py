@@ -37,6 +37,7 @@ from ..features.represented import MAX_MISSING, missing_fraction, missing_varian
 from ..features.stationary import Sines, SpectralProducts, as_family
 from ..operators.gram import GramCache
 from ..operators.lazy_operators import HilbertCrossLinearOperator, RefusedLinearOperator
+from ..operators.observer import Observer
 from ..operators.operator import HilbertLinearOperator
 from .multitask import ReducedRankKernel, evaluate_as_training, keep_structure_of_tasks
 from .prediction import HilbertPredictionStrategy
@@ -71,7 +72,8 @@ class HilbertKernel(ReducedRankKernel):
 
     Attributes that this kernel does not have itself are those of `base_kernel`: ``kernel.lengthscale``,
     ``kernel.outputscale`` and their raw parameters are found, and set, where they were before the kernel was wrapped.
-    The `state_dict` has the keys of `base_kernel`'s own; box and counts travel in its metadata.
+    The `state_dict` has the keys of `base_kernel`'s own; box, counts and what they were chosen for travel in its
+    metadata.
 
     :param base_kernel: The kernel to approximate; None with a map that has a kernel of its own.
     :param domain: The box; its dimensions are the columns that this kernel sees.
@@ -196,6 +198,8 @@ class HilbertKernel(ReducedRankKernel):
             active_dims=active_dims,
         )
         kernel._tolerance = tolerance
+        expansion = kernel.expansion()
+        tolerance.accept(expansion, expansion.covariance().detach())
         return kernel
 
     @property
@@ -244,7 +248,7 @@ class HilbertKernel(ReducedRankKernel):
         :param spread: Variance of the residuals.
         """
         if self._tolerance is not None:
-            self._tolerance.observer.note(prior.detach(), noise.detach(), spread.detach())
+            self._tolerance.facts.note(prior.detach(), noise.detach(), spread.detach())
 
     @property
     def is_stationary(self) -> bool:
@@ -332,7 +336,11 @@ class HilbertKernel(ReducedRankKernel):
         dtype = torch.promote_types(x.dtype, self.dtype)
         batch_shape = torch.broadcast_shapes(batch_shape, prior.variances.shape[:-1])
         variances = prior.variances.expand(*batch_shape, features.shape[-1])
-        observer = None if self._tolerance is None or not self.training else self._tolerance.observer
+        observer = None
+        if self.training and self._tolerance is not None and not isinstance(self, RandomModuleMixin):
+            represented = _mean_represented(prior.detach(), features.detach(), gram_cache)
+            part = 0.0 if missing is None else float((missing.detach() / represented).max())
+            observer = Observer(self._tolerance.facts, part)
         covariance = HilbertLinearOperator(
             features, variances.to(dtype), prior.mixing, gram_cache=gram_cache, observer=observer
         )
@@ -406,21 +414,22 @@ class HilbertKernel(ReducedRankKernel):
         the kernel is evaluated as it is.
         """
         tolerance = None if isinstance(self, RandomModuleMixin) else self._tolerance
-        if self.is_exact and (tolerance is None or not tolerance.has_moved(self.base_kernel)):
+        if tolerance is not None and x is not None:
+            tolerance.see(x)
+        if self.is_exact and (tolerance is None or tolerance.stays_exact(self.base_kernel)):
             return None
         expansion = self.expansion(num_dims)
         prior = expansion.covariance()
         if tolerance is None:
             return expansion, prior
-        if x is not None:
-            tolerance.include(x)
-        choice = tolerance.revise(self.base_kernel, expansion, prior.detach())
-        if choice is not None:
-            domain, num_basis = self.family.as_accurate(*choice, tolerance.half_range)
+        basis = tolerance.revise(self.base_kernel, expansion, prior.detach())
+        if basis is not None:
+            domain, num_basis = self.family.as_accurate(*basis, tolerance.half_range)
             self.domain = domain.to(self.domain.center.device)
             self.num_basis = num_basis
             expansion = self.expansion(num_dims)
             prior = expansion.covariance()
+            tolerance.accept(expansion, prior.detach())
         return None if self.is_exact else (expansion, prior)
 
     def _evaluate(self, expansion: Expansion, x: Tensor, is_data: bool) -> tuple[Tensor, GramCache | None]:
@@ -467,18 +476,10 @@ class HilbertKernel(ReducedRankKernel):
         exact = expansion.prior_variance(x)
         if self.training:
             exact = exact.mean(-1, keepdim=True)
-            if gram_cache is None:
-                represented = prior.quadratic(features).mean(-1, keepdim=True)
-            elif prior.mixing is None:  # the rows are not visited
-                represented = (gram_cache.mean_square() * prior.variances).sum(-1, keepdim=True)
-            else:
-                mean_squares = prior.mix_gram(gram_cache()).diagonal(dim1=-2, dim2=-1) / features.shape[-2]
-                represented = (mean_squares * prior.variances).sum(-1, keepdim=True)
+            represented = _mean_represented(prior, features, gram_cache)
         else:
             represented = prior.quadratic(features)
         missing = missing_variance(represented, exact, max(self._ignored, _ROUNDING))
-        if self.training and self._tolerance is not None:
-            self._tolerance.observer.missing = float((missing / represented).detach().max())
         if not self.training:
             self._check_new_inputs(x, missing.detach() > max(self._ignored, self._accepted_error) * exact)
         return missing if bool((missing.detach() > 0).any()) else None
@@ -607,8 +608,8 @@ class HilbertKernel(ReducedRankKernel):
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """
-        The state of `base_kernel`, under the keys that it has when it is not wrapped; box and counts are in the
-        metadata of the dictionary, which :func:`torch.save` keeps.
+        The state of `base_kernel`, under the keys that it has when it is not wrapped. Box, counts and, of a kernel with
+        a tolerance, what they were chosen for are in the metadata of the dictionary, which :func:`torch.save` keeps.
 
         :param args: See :meth:`torch.nn.Module.state_dict`.
         :param destination: See there.
@@ -632,6 +633,7 @@ class HilbertKernel(ReducedRankKernel):
             "num_basis": num_basis,
             "basis": repr(self.family),
             **sides,
+            **({} if self._tolerance is None else {"tolerance": self._tolerance.state()}),
         }
         return destination
 
@@ -680,7 +682,7 @@ class HilbertKernel(ReducedRankKernel):
             self.domain = old
             errors.append(str(error))
         if self._tolerance is not None:
-            self._tolerance.accept()
+            self._tolerance.load_state(facts.get("tolerance"))
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(super().__getstate__())  # a shallow copy must not share the dictionary itself
@@ -692,6 +694,16 @@ class HilbertKernel(ReducedRankKernel):
     def to_random_module(self) -> Kernel:
         reject_failed_steps()
         return random_twin(self)
+
+
+def _mean_represented(prior: Covariance, features: Tensor, gram_cache: GramCache | None) -> Tensor:
+    """The prior variance that functions represent, its mean over rows, `(..., 1)`."""
+    if gram_cache is None:
+        return prior.quadratic(features).mean(-1, keepdim=True)
+    if prior.mixing is None:  # the rows are not visited
+        return (gram_cache.mean_square() * prior.variances).sum(-1, keepdim=True)
+    mean_squares = prior.mix_gram(gram_cache()).diagonal(dim1=-2, dim2=-1) / features.shape[-2]
+    return (mean_squares * prior.variances).sum(-1, keepdim=True)
 
 
 class _FeatureCache:

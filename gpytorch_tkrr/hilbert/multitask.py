@@ -164,6 +164,13 @@ class TaskPredictionStrategy(HilbertPredictionStrategy):
             )
         return covariance
 
+    @torch.no_grad()
+    def _tell(self, covariance: LinearOperator) -> None:
+        low_rank, missing = split_tasks(covariance)
+        shared = _shared_missing(low_rank, missing, [], self.train_prior_dist.event_shape[-1])
+        observed = self._observe(low_rank, self.train_prior_dist.mean, shared)
+        observed.tell(self.train_labels - self.train_prior_dist.loc)
+
     def _split(self, covariance: LinearOperator) -> tuple[HilbertLinearOperator, LinearOperator | None]:
         low_rank, missing = split_tasks(covariance)
         if missing is None:
@@ -291,7 +298,7 @@ def _task_strategy(
     if len(reduced) < len(kernels) or not isinstance(train_prior_dist, MultitaskMultivariateNormal):
         return None
     evaluate = partial(evaluate_as_training, reduced, train_prior_dist.lazy_covariance_matrix)
-    return TaskPredictionStrategy(
+    strategy = TaskPredictionStrategy(
         train_inputs,
         train_prior_dist,
         train_labels,
@@ -299,6 +306,8 @@ def _task_strategy(
         evaluate,
         basis=lambda: tuple(kernel.follow() for kernel in reduced),
     )
+    strategy.tell_noise()
+    return strategy
 
 
 @cache

@@ -149,13 +149,16 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
             before, covariance = self._basis(), self._evaluate()  # rows may widen the range
             if self._is_exact():
                 return
-            low_rank, _ = split_covariance(covariance)
-            if low_rank.observer is None:
-                return
-            noise = _noise(self.likelihood, self.train_prior_dist.loc, self.train_inputs)
-            low_rank.observer.hear(low_rank, noise, self.train_labels - self.train_prior_dist.loc)
+            self._tell(covariance)
             if self._basis() == before:
                 return
+
+    @torch.no_grad()
+    def _tell(self, covariance: LinearOperator) -> None:
+        """Tell the kernel how precise the data are; as its likelihood does in training."""
+        low_rank, missing = split_covariance(covariance)
+        noise = _noise(self.likelihood, self.train_prior_dist.loc, self.train_inputs)
+        low_rank.tell(noise if missing is None else noise + missing, self.train_labels - self.train_prior_dist.loc)
 
     def _exact_strategy(self) -> DefaultPredictionStrategy | None:
         """GPyTorch's own strategy, where the kernel is evaluated without functions."""

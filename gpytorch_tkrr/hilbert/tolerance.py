@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
@@ -17,7 +19,7 @@ from ..errors import UnsupportedKernelError
 from ..features.box import MAX_CHOSEN_FUNCTIONS, basis_size, needed_basis
 from ..features.expansion import Expansion
 from ..features.stationary import Sines, SpectralProducts
-from ..operators.operator import Observer
+from ..operators.observer import DataFacts
 
 #: By which factor lengthscales may grow or shrink before box and counts are chosen again: this for one input, its D-th
 #: root for D inputs, so that headroom costs as much for any number of them.
@@ -79,6 +81,45 @@ LARGEST_TOLERANCE = 0.5
 _NUM_PROBES = 24
 
 
+@dataclass(frozen=True)
+class Choice:
+    """
+    What the present basis was chosen for, and up to where it is kept.
+
+    :param parameters: Raw parameters of the kernel at that time; other ones, where they are looked at again.
+    :param scale: What the error was relative to.
+    :param num_needed: Functions that the tolerance asked for, whether they are allowed or not.
+    :param limit: The relative error beyond which the basis is given up.
+    :param image_limit: The same for images of the ends of the box.
+    :param is_settled: Whether a larger error is no reason to choose again: there is no better basis.
+    """
+
+    parameters: tuple[Tensor, ...]
+    scale: float
+    num_needed: int
+    limit: float = math.inf
+    image_limit: float = math.inf
+    is_settled: bool = False
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether more functions were asked for than are allowed."""
+        return self.num_needed > MAX_CHOSEN_FUNCTIONS
+
+    def is_far(self, kernel: Kernel) -> bool:
+        """
+        Whether a raw parameter has moved far since.
+
+        :param kernel: The kernel that is expanded.
+        """
+        present = list(kernel.parameters())
+        if [p.shape for p in present] != [p.shape for p in self.parameters]:
+            return True
+        return any(
+            bool(((new - old.to(new)).abs() > MARGIN).any()) for new, old in zip(present, self.parameters, strict=True)
+        )
+
+
 class Tolerance:
     r"""
     An error bound over a range of inputs, and when it asks for another basis,
@@ -96,6 +137,9 @@ class Tolerance:
     images of the ends of the box. Only where it does not hold, or hyperparameters have moved far, a basis is chosen
     anew. Where a basis would need many more functions than there are rows, the kernel is evaluated exactly instead.
 
+    The next basis depends on the hyperparameters, on what likelihoods have told, and on the present basis with the
+    reasons that it was chosen for. All of that is in :meth:`state`.
+
     :param lower: Lower ends of the range `(D,)`.
     :param upper: Upper ends of the range `(D,)`.
     :param tol: The relative error.
@@ -106,16 +150,11 @@ class Tolerance:
             raise ValueError(f"tol is a relative error between 0 and 1; got {tol}.")
         self.tol = tol
         self.lower, self.upper = lower.detach().double().cpu(), upper.detach().double().cpu()
-        self.observer = Observer()
-        self.num_needed = 0  # functions that the last choice would have needed without a limit
+        self.facts = DataFacts()
+        self.choice: Choice | None = None  # None: the present basis, whatever it was chosen for
         self.num_revisions = 0
         self.allows_exact = True
         self._is_exact = False
-        self._parameters: list[Tensor] | None = []  # at the last choice; None: the present ones
-        self._is_settled = False  # the last choice was the best that there is
-        self._limit: float | None = None  # of the error, before the present basis is given up
-        self._image_limit = math.inf  # the same for images
-        self._scale = math.nan  # what the error was relative to at the last choice
         self._probes = self._make_probes()
 
     def _make_probes(self) -> Tensor:
@@ -135,21 +174,32 @@ class Tolerance:
         return self._is_exact and self.allows_exact
 
     @property
+    def num_needed(self) -> int:
+        """How many functions the bound took at the last choice."""
+        return 0 if self.choice is None else self.choice.num_needed
+
+    @property
     def is_limited(self) -> bool:
         """Whether the bound takes more functions than are allowed."""
-        return self.num_needed > MAX_CHOSEN_FUNCTIONS
+        return self.choice is not None and self.choice.is_limited
 
-    def include(self, x: Tensor) -> None:
+    def see(self, x: Tensor) -> None:
         """
-        Widen the range to given inputs.
+        Widen the range to training inputs, and count them.
 
         :param x: `(..., N, D)`.
         """
+        if self.facts.num_rows is not None:  # they make up the covariance of a likelihood
+            self.facts.num_rows = x.shape[-2]
         x = x.detach().reshape(-1, x.shape[-1])
-        lower, upper = x.amin(0).double().cpu(), x.amax(0).double().cpu()
+        self._include(x.amin(0).double().cpu(), x.amax(0).double().cpu())
+
+    def _include(self, lower: Tensor, upper: Tensor) -> None:
         if bool((lower < self.lower).any() or (upper > self.upper).any()):
             self.lower, self.upper = lower.minimum(self.lower), upper.maximum(self.upper)
-            self._probes, self._is_settled, self._scale = self._make_probes(), False, math.nan
+            self._probes = self._make_probes()
+            if self.choice is not None:
+                self.choice = replace(self.choice, is_settled=False)
 
     @torch.no_grad()
     def scale(self, expansion: Expansion) -> Tensor:
@@ -160,9 +210,9 @@ class Tolerance:
         """
         exact = expansion.prior_variance(self._probes)
         largest = exact.amax(-1)
-        if self.observer.precision is None:
+        if self.facts.precision is None:
             return largest
-        part = NOISE * self.observer.precision * exact.mean(-1) / largest.clamp_min(1e-300)
+        part = NOISE * self.facts.precision * exact.mean(-1) / largest.clamp_min(1e-300)
         return largest * part.min().clamp_max(1.0)
 
     @torch.no_grad()
@@ -197,66 +247,86 @@ class Tolerance:
     @torch.no_grad()
     def revise(self, kernel: Kernel, expansion: Expansion, prior: Covariance) -> tuple[Domain, list[int]] | None:
         """
-        Another box and other counts, where the present hyperparameters ask for them.
+        Another box and other counts, where the present hyperparameters ask for them; :meth:`accept` is to be called
+        with them then.
 
         :param kernel: The kernel that is expanded.
         :param expansion: Its present expansion.
         :param prior: The present covariance of its weights.
         """
-        scale = float(self.scale(expansion).max())
-        if self.is_limited:  # the number of rows may have become known since
-            self._decide_exact()
-        if scale == self._scale and self._parameters is not None and _same(kernel, self._parameters):
-            return None  # it has been answered
-        error, image = self.error(expansion, prior), self.image(expansion)
-        has_moved = (
-            self.has_moved(kernel) or not math.exp(-MARGIN) * self._scale < scale < math.exp(MARGIN) * self._scale
-        )
-        if self._limit is None:  # the first look at a new basis
-            self._limit = min(max(GROWTH * error, FINER * self.tol), self.tol)
-            self._limit = max(self._limit, TRIGGER * self.tol) if error > FINER * self.tol else self._limit
-            self._image_limit = max(GROWTH * image, TRIGGER * self.tol / 2)
-        too_large = error > self._limit or image > self._image_limit
-        if not (has_moved or (too_large and not self._is_settled)):
-            return None
+        basis = self._revise(kernel, expansion, prior)
+        self._is_exact = self._prefers_exact()
+        return basis
+
+    def _revise(self, kernel: Kernel, expansion: Expansion, prior: Covariance) -> tuple[Domain, list[int]] | None:
         if not all(bool(torch.isfinite(parameter).all()) for parameter in kernel.parameters()):
+            return None
+        if self.choice is None:
+            self.choice = Choice(_copy(kernel), math.nan, expansion.num_functions)
+            self.accept(expansion, prior)
+            self.choice = replace(self.choice, is_settled=False)
+        scale, choice = float(self.scale(expansion).max()), self.choice
+        too_large = self.error(expansion, prior) > choice.limit or self.image(expansion) > choice.image_limit
+        is_other_scale = not math.exp(-MARGIN) * choice.scale < scale < math.exp(MARGIN) * choice.scale
+        has_moved = is_other_scale or choice.is_far(kernel)
+        if not (has_moved or (too_large and not choice.is_settled)):
             return None
         if not too_large and expansion.num_functions <= SMALL:
             return None
-        parameters = _copy(kernel)
-        self._scale = scale
+        looked_at = replace(choice, parameters=_copy(kernel), scale=scale)
         try:
-            domain, num_basis = self.choose(kernel, self.tol * scale)
+            domain, num_basis, num_needed = self.choose(kernel, self.tol * scale)
         except UnsupportedKernelError:  # no box is large enough at these hyperparameters: what is missing is counted
-            self._parameters, self._is_settled = parameters, True
-            self.num_needed = 2 * MAX_CHOSEN_FUNCTIONS
-            self._decide_exact()
+            self.choice = replace(looked_at, num_needed=2 * MAX_CHOSEN_FUNCTIONS, is_settled=True)
             return None
-        self._parameters, self._is_settled = parameters, False
-        self._decide_exact()
+        self.choice = replace(looked_at, num_needed=num_needed)
         if not too_large and basis_size(kernel, domain, num_basis) > SHRINKAGE * expansion.num_functions:
             return None
-        self._is_settled = self.is_limited or (
-            too_large and expansion.num_functions == basis_size(kernel, domain, num_basis)
-        )
         self.num_revisions += 1
-        self._limit = None
         return domain, num_basis
 
-    def _decide_exact(self) -> None:
-        """Have the kernel evaluated as it is where the last choice takes so many functions."""
-        num_rows = self.observer.num_rows
-        limit = math.inf
-        if num_rows is not None and num_rows <= settings.max_cholesky_size.value():
-            factor = EXACT_OF_FEW if num_rows <= FEW_ROWS else EXACT
-            limit = (0.5 if self._is_exact else 1.0) * factor * num_rows
-        self._is_exact = self.num_needed > limit
-
-    def choose(self, kernel: Kernel, allowed: float = math.inf) -> tuple[Domain, list[int]]:
+    @torch.no_grad()
+    def accept(self, expansion: Expansion, prior: Covariance) -> None:
         """
-        A basis for the present hyperparameters, with headroom.
+        Measure a basis that has just been chosen: up to which error it is kept.
 
-        Where the bound takes too many functions: one for the smallest error that the largest number of them permits.
+        :param expansion: The expansion on it.
+        :param prior: The covariance of its weights.
+        """
+        assert self.choice is not None
+        error, image = self.error(expansion, prior), self.image(expansion)
+        limit = min(max(GROWTH * error, FINER * self.tol), self.tol)
+        if error > FINER * self.tol:
+            limit = max(limit, TRIGGER * self.tol)
+        self.choice = replace(
+            self.choice,
+            scale=float(self.scale(expansion).max()),
+            limit=limit,
+            image_limit=max(GROWTH * image, TRIGGER * self.tol / 2),
+            is_settled=self.is_limited or error > limit,
+        )
+
+    def stays_exact(self, kernel: Kernel) -> bool:
+        """
+        Whether nothing has happened since the kernel was last evaluated as it is, so that functions are not looked at.
+
+        :param kernel: The kernel that is expanded.
+        """
+        return self.is_exact and self._prefers_exact() and self.choice is not None and not self.choice.is_far(kernel)
+
+    def _prefers_exact(self) -> bool:
+        """Whether the last choice takes so many functions, for so few rows, that the kernel is better used as it is."""
+        num_rows = self.facts.num_rows
+        if num_rows is None or num_rows > settings.max_cholesky_size.value():
+            return False
+        factor = EXACT_OF_FEW if num_rows <= FEW_ROWS else EXACT
+        return self.num_needed > (0.5 if self._is_exact else 1.0) * factor * num_rows
+
+    def choose(self, kernel: Kernel, allowed: float = math.inf) -> tuple[Domain, list[int], int]:
+        """
+        A basis for the present hyperparameters, with headroom, and the number of functions that the bound takes.
+
+        Where that is too many: a basis for the smallest error that the largest number of them permits.
 
         :param kernel: The kernel that is expanded.
         :param allowed: The error of the prior variance that is allowed.
@@ -265,7 +335,7 @@ class Tolerance:
         least = basis_size(kernel, *needed_basis(kernel, *ends, tol, allowed))
         for image in IMAGES:
             domain, num_basis = needed_basis(kernel, *ends, tol, allowed, image=image)
-            size = self.num_needed = basis_size(kernel, domain, num_basis)
+            size = num_needed = basis_size(kernel, domain, num_basis)
             if size <= min(max(AFFORDABLE * least, CHEAP), MAX_CHOSEN_FUNCTIONS):
                 break
         if size <= CHEAP:
@@ -282,8 +352,8 @@ class Tolerance:
         for headroom in (HEADROOM, HEADROOM**0.5, HEADROOM**0.25):
             roomy = self._with_headroom(domain, num_basis, headroom ** (1 / len(num_basis)))
             if basis_size(kernel, *roomy) <= min(max(ROOMY, GROWTH_OF_LARGE * size), MAX_CHOSEN_FUNCTIONS):
-                return roomy
-        return domain, num_basis
+                return *roomy, num_needed
+        return domain, num_basis, num_needed
 
     def _with_headroom(self, domain: Domain, num_basis: list[int], factor: float) -> tuple[Domain, list[int]]:
         """The basis for lengthscales up to `factor` times longer or shorter."""
@@ -293,39 +363,14 @@ class Tolerance:
         counts = [math.ceil(m * factor * float(r)) for m, r in zip(num_basis, wider / half_width, strict=True)]
         return Domain(center, wider), counts
 
-    def has_moved(self, kernel: Kernel) -> bool:
-        """
-        Whether a raw parameter is far from where it was at the last choice.
-
-        :param kernel: The kernel that is expanded.
-        """
-        if self._parameters is None:
-            self._parameters = _copy(kernel)
-        parameters = list(kernel.parameters())
-        if [p.shape for p in parameters] != [p.shape for p in self._parameters]:
-            return True
-        return any(
-            bool(((new - old.to(new)).abs() > MARGIN).any())
-            for new, old in zip(parameters, self._parameters, strict=True)
-        )
-
-    def accept(self) -> None:
-        """Take the present basis for the choice at the present hyperparameters."""
-        self._parameters, self._limit, self._is_settled, self._scale = None, None, False, math.nan
-
-    def forget(self) -> None:
-        """Have the next revision look for a smaller basis, too."""
-        self._parameters, self._limit, self._is_settled, self._scale = [], None, False, math.nan
-
     def start(self, kernel: Kernel) -> tuple[Domain, list[int]]:
         """
-        The first basis.
+        The first basis; :meth:`accept` is to be called with it.
 
         :param kernel: The kernel that is expanded.
         """
-        self._parameters = _copy(kernel)
-        domain, num_basis = self.choose(kernel)
-        self._is_settled = self.is_limited
+        domain, num_basis, num_needed = self.choose(kernel)
+        self.choice = Choice(_copy(kernel), math.nan, num_needed)
         for part in () if self.is_limited else START:
             finer = needed_basis(kernel, self.lower, self.upper, part * self.tol)
             if CHEAP < basis_size(kernel, *finer) <= START_FUNCTIONS:
@@ -334,11 +379,49 @@ class Tolerance:
                 break
         return domain, num_basis
 
+    def state(self) -> dict[str, Any]:
+        """All that the next basis depends on beside the present one and the hyperparameters, in plain numbers."""
+        choice = self.choice
+        return {
+            "tol": self.tol,
+            "range": [self.lower.tolist(), self.upper.tolist()],
+            "facts": asdict(self.facts),
+            "is_exact": self._is_exact,
+            "choice": None
+            if choice is None
+            else {
+                **{field.name: getattr(choice, field.name) for field in fields(choice)},
+                "parameters": [parameter.tolist() for parameter in choice.parameters],
+            },
+        }
 
-def _same(kernel: Kernel, parameters: list[Tensor]) -> bool:
-    present = list(kernel.parameters())
-    return len(present) == len(parameters) and all(map(torch.equal, present, parameters))
+    def load_state(self, state: dict[str, Any] | None) -> None:
+        """
+        Take the state that belongs to a basis; without one, or with that of another tolerance, the basis is taken for
+        one that was chosen at the hyperparameters at which it is looked at next.
+
+        :param state: As :meth:`state` returns it.
+        """
+        if state is None or state["tol"] != self.tol:
+            self.choice, self._is_exact = None, False
+            return
+        own = self.lower, self.upper
+        self.lower, self.upper = (torch.tensor(end, dtype=torch.float64) for end in state["range"])
+        self._probes = self._make_probes()
+        self.facts = DataFacts(**state["facts"])
+        self._is_exact = state["is_exact"]
+        choice = state["choice"]
+        if choice is not None:
+            parameters = tuple(torch.tensor(values, dtype=torch.float64) for values in choice["parameters"])
+            choice = Choice(**{**choice, "parameters": parameters})
+        self.choice = choice
+        self._include(*own)
+
+    def forget(self) -> None:
+        """Have the next revision look for a smaller basis, too."""
+        if self.choice is not None:
+            self.choice = replace(self.choice, parameters=(), is_settled=False)
 
 
-def _copy(kernel: Kernel) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in kernel.parameters()]
+def _copy(kernel: Kernel) -> tuple[Tensor, ...]:
+    return tuple(parameter.detach().clone() for parameter in kernel.parameters())

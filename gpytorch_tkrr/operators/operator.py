@@ -7,8 +7,8 @@ factorisations are in float64; what is returned has the user's dtype.
 
 from __future__ import annotations
 
-import math
 import warnings
+from functools import reduce
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from ..linalg import robust_cholesky
 from .capacitance import capacitance_factor, capacitance_terms, root
 from .gram import GramCache, differentiable_gram, weighted_product
 from .lazy_operators import multiply
+from .observer import Observer, SumObserver
 
 #: A likelihood of more rows is not computed from a dense matrix.
 MAX_DENSE_ROWS = 5000
@@ -50,53 +51,6 @@ def diagonal_for(operator: LinearOperator, diag: Tensor) -> DiagLinearOperator:
         diag = diag.unsqueeze(-1) if diag.dim() == 0 else diag
         return ConstantDiagLinearOperator(diag, diag_shape=operator.shape[-1])
     return DiagLinearOperator(diag.expand(*torch.broadcast_shapes(operator.shape[:-1], diag.shape)))
-
-
-class Observer:
-    r"""
-    Hears from likelihoods what the data are like.
-
-    .. math:: \text{precision} = s\, \sigma / \bar k
-
-    with s the standard deviation of the residuals, :math:`\sigma` that of the noise and :math:`\bar k` the mean prior
-    variance of the rows: how small an error of the covariance, relative to the prior variance, must be.
-    """
-
-    def __init__(self) -> None:
-        self.precision: float | None = None
-        self.num_rows: int | None = None
-        self.missing = 0.0  # part of the prior variance that the kernel has added itself, as independent
-
-    @torch.no_grad()
-    def hear(self, low_rank: HilbertLinearOperator, noise: Tensor, residual: Tensor | None = None) -> None:
-        """
-        :param low_rank: The covariance of the rows.
-        :param noise: Variances of the noise `(..., N)` or `(..., 1)`.
-        :param residual: Targets minus prior mean `(..., N)`; where they are not known, their variance is taken for that
-            of the prior.
-        """
-        prior = low_rank.mean_variance()
-        noise = 1 / (1 / noise.double()).mean(-1)
-        if bool((noise <= 1.001 * self.missing * prior).all()):
-            return  # there is no likelihood yet
-        if residual is None:
-            spread = prior
-        else:
-            known = torch.where(residual.isnan(), residual.nanmean(-1, keepdim=True), residual).double()
-            spread = known.var(-1, correction=0)
-        self.note(prior, noise, spread)
-        if type(low_rank) is HilbertLinearOperator:
-            self.num_rows = low_rank.shape[-1]
-
-    def note(self, prior: Tensor, noise: Tensor, spread: Tensor) -> None:
-        """
-        :param prior: Mean prior variance of the rows `(...)`.
-        :param noise: Variance of the noise `(...)`.
-        :param spread: Variance of the residuals `(...)`.
-        """
-        ratio = float(((spread * noise).sqrt() / prior.clamp_min(1e-300)).min())
-        if math.isfinite(ratio) and ratio > 0:
-            self.precision = ratio
 
 
 class HilbertLinearOperator(LinearOperator):
@@ -231,6 +185,18 @@ class HilbertLinearOperator(LinearOperator):
             return (self.gram_cache.mean_square() * self.variances.double()).sum(-1)
         return self.prior.quadratic(self.features.double()).mean(-1)
 
+    @torch.no_grad()
+    def tell(self, diagonal: Tensor, residual: Tensor | None = None) -> None:
+        """
+        Tell the kernel that this is the covariance of how precise the data are.
+
+        :param diagonal: Independent variance of the rows, also what the kernel has added, `(..., N)` or `(..., 1)`.
+        :param residual: Targets minus prior mean `(..., N)`, where they are known.
+        """
+        if self.observer is not None:
+            num_rows = self.shape[-1] if type(self) is HilbertLinearOperator else None
+            self.observer.hear(self.mean_variance(), diagonal, residual, num_rows)
+
     @property
     def row_scale(self) -> Tensor:
         """By which factor each row multiplies the prior variance of the kernel, `(..., N)` or `(1,)`, float64."""
@@ -349,8 +315,19 @@ class HilbertLinearOperator(LinearOperator):
                 concatenate([self.features.double(), other.features.double()]),
                 concatenate([self.variances, other.variances]),
                 block_diagonal([self.mixing, other.mixing], [self.num_features, other.num_features]),
+                observer=_observer_of_sum(self, other),
             )
         return super().__add__(other)
+
+
+@torch.no_grad()
+def _observer_of_sum(*terms: HilbertLinearOperator) -> SumObserver | None:
+    """Hears for all terms of a sum; None where no kernel listens."""
+    if all(term.observer is None for term in terms):
+        return None
+    variances = [term.mean_variance() for term in terms]
+    total = reduce(torch.add, variances).clamp_min(1e-300)
+    return SumObserver([(term.observer, part / total) for term, part in zip(terms, variances, strict=True)])
 
 
 class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
@@ -427,8 +404,7 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
             return None, self._logdet() if logdet else None
         rhs = (inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs).double()
         noise, variances = self.noise, self.low_rank.variances.double()
-        if self.low_rank.observer is not None:
-            self.low_rank.observer.hear(self.low_rank, noise, rhs[..., 0])
+        self.low_rank.tell(noise, rhs[..., 0])
         if 2 * self.shape[-1] < self.low_rank.num_features:  # few rows: by the N x N matrix, with the same determinant
             whitener = noise.rsqrt().unsqueeze(-1)
             left = whitener * self.low_rank.mixed_features * self.low_rank.scale.unsqueeze(-2)
@@ -502,8 +478,7 @@ class HilbertAddedDiagLinearOperator(AddedDiagLinearOperator):
     def to_dense(self) -> Tensor:
         if self.requires_grad:
             warn_of_dense_likelihood(self.low_rank)
-            if self.low_rank.observer is not None:
-                self.low_rank.observer.hear(self.low_rank, self.noise)
+            self.low_rank.tell(self.noise)
         return super().to_dense()
 
 

@@ -29,10 +29,10 @@ from ..linalg import robust_cholesky
 from .capacitance import capacitance_terms
 from .gram import weighted_product
 from .lazy_operators import RefusedLinearOperator, multiply
+from .observer import Observer
 from .operator import (
     HilbertAddedDiagLinearOperator,
     HilbertLinearOperator,
-    Observer,
     diagonal_for,
     warn_of_dense_likelihood,
 )
@@ -299,13 +299,19 @@ class HilbertTaskNoiseLinearOperator(SumLinearOperator):
         if inv_quad_rhs is None:
             return None, self.logdet() if logdet else None
         rhs = (inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs).double()
-        if self.low_rank.observer is not None:
-            noise = self.task_noise.diagonal(dim1=-2, dim2=-1)
-            self.low_rank.observer.hear(self.low_rank, noise, rhs[..., 0])
+        self.tell(rhs[..., 0])
         logdet_, fitted = capacitance_terms(self.low_rank.variances.double(), self._gram(), self._projected(rhs))
         quadratic = (rhs * self._scaled(rhs)).sum(-2) - fitted  # (..., K)
         quadratic = (quadratic.sum(-1) if reduce_inv_quad else quadratic).to(self.dtype)
         return quadratic, self._add_noise(logdet_) if logdet else None
+
+    def tell(self, residual: Tensor) -> None:
+        """
+        Tell the kernels of the data how precise these are.
+
+        :param residual: Targets minus prior mean `(..., N T)`.
+        """
+        self.low_rank.tell(self.task_noise.diagonal(dim1=-2, dim2=-1), residual)
 
     def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
         return self.inv_quad_logdet(inv_quad_rhs, reduce_inv_quad=reduce_inv_quad)[0]  # type: ignore[return-value]

@@ -201,11 +201,7 @@ class HilbertRegressor(RegressorMixin, TableEstimator):
                 bar.update(f"loss {loss.item():.4g}")
         finally:
             bar.close()
-        model.eval()
-        with torch.no_grad():
-            model(rows[:1])  # on the basis that suits what has been learned; it stays
-        model.covar_module.keep_basis()
-        self.model_, self._training = model, (x, targets, weights)
+        self.model_, self._training = model.eval(), (x, targets, weights)
 
     def _new_model(self, data: Any, x: Tensor) -> HilbertGP:
         kernel = self._default_kernel(x.shape[1]) if self.kernel is None else copy.deepcopy(self.kernel)
@@ -257,7 +253,6 @@ class HilbertRegressor(RegressorMixin, TableEstimator):
         self.target_shift_, self.target_scale_ = state["targets"]
         self.model_ = self._new_model(None, state["edges"])
         self.model_.load_state_dict(state["model"])
-        self.model_.covar_module.keep_basis()  # the one that was saved
         self.model_.eval()
 
     def __sklearn_is_fitted__(self) -> bool:
