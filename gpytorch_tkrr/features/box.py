@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 import torch
-from gpytorch.kernels import Kernel, PeriodicKernel
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from ..bases.domain import Domain, as_inputs
@@ -28,7 +28,7 @@ from .categorical import require_levels
 from .expansion import Box, Leaf, OneInput, expand
 from .finite import PeriodicTerm
 from .separable import has_levels, separate
-from .spectral import node_density
+from .spectral import node_density, num_copies
 from .stationary import Sines, SpectralProducts, SpectralTerm
 
 #: The box of a category reaches so far beyond its first and its last level.
@@ -40,9 +40,9 @@ MAX_CHOSEN_FUNCTIONS = 4_000
 _NUM_LAGS = 4096
 _MAX_GRID = 2**14
 _UNRESOLVED = 0.1  # by how much the variances on a grid may miss that of the kernel
-_LEAST_GRID, _LEAST_SINES = 2**6, 2**8
-_FEWER_GRID, _FEWER_SINES = 2**6, 2**3  # by which factor fewer for each periodic factor of a kernel
 _MAX_SINES = 2**14
+_LEAST_GRID, _LEAST_SINES = 2**6, 2**8
+_MAX_EVALUATIONS = 2**16  # of densities of simple kernels, at one look
 _PRECISE = 1_000  # a number of functions of this size tells the highest frequency precisely enough
 _MAX_RESCALINGS = 60
 
@@ -174,7 +174,7 @@ def _ellipsoid(axes: list[_Axis], half_width: Tensor, counts: list[int]) -> list
     :param counts: Numbers for which next to nothing lies beyond them in any one column.
     """
     leaf, budget = axes[0].leaf, 3 * sum(axis.truncation for axis in axes)  # a quarter is spent
-    num = int(max(_MAX_GRID // _FEWER_GRID ** _num_periodic(leaf), _LEAST_GRID) ** (1 / len(axes)))
+    num = int(max(_num_affordable(leaf, leaf.box.columns, _MAX_GRID), _LEAST_GRID) ** (1 / len(axes)))
     grids, levels, weight = [], [], 1.0
     for axis, count in zip(axes, counts, strict=True):
         step = max(count / num, 1.0)  # a coarser grid for the same integral
@@ -195,9 +195,9 @@ def _ellipsoid(axes: list[_Axis], half_width: Tensor, counts: list[int]) -> list
     return [max(math.ceil(count * scale), 1) for count in counts]
 
 
-def _num_periodic(leaf: SpectralProducts) -> int:
-    """How many periodic factors there are: each makes many copies of a density, all of which must be evaluated."""
-    return sum(isinstance(part, PeriodicKernel) for node in leaf.nodes for part in node.kernel.modules())
+def _num_affordable(leaf: SpectralProducts, columns: Sequence[int], most: int) -> int:
+    """At how many frequencies of some columns a density is looked at, where `most` are enough."""
+    return min(most, _MAX_EVALUATIONS // sum(num_copies(node, columns) for node in leaf.nodes))
 
 
 def leaf_density(leaf: SpectralProducts, omega: Tensor) -> Tensor:
@@ -409,7 +409,7 @@ def _num_sines_in_box(axis: _Axis, half_width: float) -> int:
     images = 2 * axis.covariance(4 * half_width * torch.arange(1, 3, dtype=torch.float64)).sum()
     at_zero = axis.density(torch.zeros(1, dtype=torch.float64)) / (4 * half_width)
     density = at_zero[:, :0]
-    most = max(_MAX_SINES // _FEWER_SINES ** _num_periodic(axis.leaf), _LEAST_SINES)
+    most = max(_num_affordable(axis.leaf, [axis.column], _MAX_SINES), _LEAST_SINES)
     while True:
         block = torch.arange(density.shape[-1] + 1, max(2 * density.shape[-1], 256) + 1, dtype=torch.float64)
         density = torch.cat([density, axis.density(spacing * block)], dim=-1)  # (batch, T)

@@ -11,7 +11,7 @@ combine the densities of their children. All values are float64 and carry gradie
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import reduce
 from operator import add, mul
 
@@ -522,6 +522,29 @@ def _shifted_density(node: Node, periodic: Node, rest: list[Node], frequencies: 
     num_frequencies = next(iter(frequencies.values())).shape[-1]
     density = density.unflatten(-1, (num_frequencies, weights.shape[-1]))
     return (density * weights.unsqueeze(-2)).sum(dim=-1)
+
+
+def num_copies(node: Node, columns: Collection[int]) -> int:
+    """
+    Of how many densities of simple kernels one value of a node's density is made: each harmonic of a periodic factor
+    makes a copy of the others.
+
+    :param node: The node.
+    :param columns: The columns that are kept.
+    """
+    kernel, kind = node.kernel, node.kind
+    if kind is Structure.SCALE:
+        return num_copies(node.base(), columns)
+    if kind is Structure.SUM:
+        return sum(num_copies(child, columns) for child in node.children())
+    if kind is Structure.PRODUCT:
+        return math.prod(num_copies(child, columns) for child in node.children())
+    if kind is Structure.COLUMN_PRODUCT:
+        return math.prod(num_copies(child, columns) for child in node.by_column())
+    if not is_a(kernel, PeriodicKernel):
+        return 1
+    num_kept = len([column for column in node.columns if column in columns])
+    return (2 * count_harmonics(1 / kernel.lengthscale) + 1) ** num_kept
 
 
 def _variance(node: Node) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from typing import ClassVar
 
 import pytest
 import scipy.special
@@ -23,8 +24,10 @@ from gpytorch.kernels import (
     SpectralMixtureKernel,
 )
 
-from gpytorch_tkrr import HilbertKernel, SizeError
-from gpytorch_tkrr.features.box import choose_basis
+from gpytorch_tkrr import HilbertKernel, SizeError, register_spectral_density
+from gpytorch_tkrr.features.box import choose_basis, needed_basis
+from gpytorch_tkrr.features.spectral import node_density, num_copies
+from gpytorch_tkrr.features.tree import Node
 
 
 def with_(kernel, **values):
@@ -233,3 +236,30 @@ def test_a_peak_beyond_all_frequencies_searched_is_refused():
     kernel = AdditiveKernel(with_(RBFKernel(), lengthscale=1.0), with_(RBFKernel(), lengthscale=1e-7))
     with pytest.raises(SizeError, match="needs about"):
         choose_basis(kernel.double(), torch.linspace(0, 10, 50), 1e-2)
+
+
+class CountedKernel(RBFKernel):
+    """An RBF kernel that counts at how many frequencies its density is asked for, in one call and in all."""
+
+    counts: ClassVar[list[int]] = []
+
+
+@register_spectral_density(CountedKernel)
+def _counted_density(kernel, omega, dims):
+    CountedKernel.counts.append(omega.shape[-2])
+    scale = kernel.lengthscale.double().squeeze(-1)
+    return ((2 * torch.pi) ** 0.5 * scale) ** len(dims) * torch.exp(-(scale * omega.norm(dim=-1)).square() / 2)
+
+
+@pytest.mark.parametrize("lengthscale", [0.3, 1.0, 5.0])
+@pytest.mark.parametrize("num_dims", [1, 2])
+def test_densities_with_periodic_factors_are_looked_at_where_it_is_affordable(lengthscale, num_dims):
+    factor = with_(PeriodicKernel(ard_num_dims=num_dims), lengthscale=lengthscale, period_length=0.7)
+    kernel = ProductKernel(CountedKernel(), factor)
+    node = Node.root(kernel, num_dims)
+    CountedKernel.counts.clear()
+    node_density(node, {d: torch.linspace(0, 1, 5, dtype=torch.float64) for d in range(num_dims)})
+    assert sum(CountedKernel.counts) == 5 * num_copies(node, range(num_dims))
+    CountedKernel.counts.clear()
+    needed_basis(kernel, torch.zeros(num_dims), torch.ones(num_dims), 1e-2)
+    assert sum(CountedKernel.counts) < 2**22
