@@ -55,8 +55,12 @@ MISSING = 0.025
 #: BoTorch's optimisers, which take bounds of the parameters.
 BOUNDED_OPTIMIZERS = fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
 
-#: With a hyperbolic cross the reduced-rank prior is the model; what it leaves out is made up for outside the box only.
-CROSS_IGNORED = 1 - 1e-6
+#: The number of functions is given here, and the reduced-rank prior is the model. To count what it leaves out as
+#: independent variance is worse: it takes the place of the noise. Measured on 500 new rows of three smooth functions
+#: (60 functions of two inputs, crosses of 400 of four and 500 of six), negative log densities are then 0.02 to 0.18
+#: larger, and errors up to 15 % larger. In a full product bounds of the lengthscales keep what is missing below
+#: `MAX_MISSING`; with a hyperbolic cross it is made up for outside the box only.
+CROSS_ACCEPTED = 1 - 1e-6
 
 #: A fit has at most so many rounds, while the lengthscales ask for a box that differs by more than this ratio; all but
 #: the last with so many steps of L-BFGS-B.
@@ -364,9 +368,13 @@ def _expand(
         num_functions = _default_num_functions(num_dims)
     levels = math.prod(int(upper[d] - lower[d]) + 2 for d in categories)
     num_basis, index_set = _choose_functions(num_dims, max(num_functions // levels, 2**num_dims))
-    hilbert = HilbertKernel(kernel, _box_for(kernel, lower, upper), num_basis, index_set=index_set)
-    hilbert._ignored = MAX_MISSING if isinstance(index_set, FullTensor) else CROSS_IGNORED  # bounds keep it there
-    return hilbert
+    return HilbertKernel(
+        kernel,
+        _box_for(kernel, lower, upper),
+        num_basis,
+        index_set=index_set,
+        accepted_missing=MAX_MISSING if isinstance(index_set, FullTensor) else CROSS_ACCEPTED,
+    )
 
 
 def _box_for(kernel: Kernel, lower: Tensor, upper: Tensor, num_basis: int | None = None) -> Domain:

@@ -80,6 +80,10 @@ class HilbertKernel(ReducedRankKernel):
     :param num_basis: Number of functions, for all input dimensions or for each.
     :param basis: Which functions stationary kernels get; by default :class:`~gpytorch_tkrr.Sines`.
     :param index_set: Which products of functions are kept; all of them by default.
+    :param accepted_missing: The part of the prior variance that the functions may leave out on purpose. Where it is not
+        zero the reduced-rank covariance itself is the prior: what is missing does not count at training rows, and at
+        new inputs (near the ends of the box and outside) only where it is more than this. For a number of functions
+        that is set by what they may cost; lengthscales are then those that suit the functions.
     :param active_dims: Input columns that this kernel sees; all by default.
 
     Example:
@@ -103,10 +107,13 @@ class HilbertKernel(ReducedRankKernel):
         *,
         basis: BasisFamily | None = None,
         index_set: IndexSet | None = None,
+        accepted_missing: float = 0.0,
         active_dims: Sequence[int] | Tensor | None = None,
     ):
         super().__init__(active_dims=active_dims)
         keep_structure_of_tasks()
+        if not 0 <= accepted_missing < 1:
+            raise ValueError(f"accepted_missing is a part of the prior variance, from 0 to 1; got {accepted_missing}.")
         if not isinstance(domain, Domain):
             raise TypeError(f"domain must be a gpytorch_tkrr.Domain; got {type(domain).__name__}.")
         self.family = as_family(basis)
@@ -125,8 +132,7 @@ class HilbertKernel(ReducedRankKernel):
         self._is_part_of_exact = False  # a part of a kernel that is evaluated without functions
         self._warned: set[type[Warning]] = set()
         self._is_conditioning = False  # the rows are those that a prediction is conditioned on
-        # Part of the prior variance that may be missing at new inputs and is not counted; in training nothing is then.
-        self._ignored = 0.0
+        self.accepted_missing = accepted_missing
 
     @classmethod
     def from_tolerance(
@@ -378,7 +384,7 @@ class HilbertKernel(ReducedRankKernel):
             evaluate,
             basis=self.follow,
             is_exact=self._evaluates_exactly,
-            counts_missing=self._ignored == 0,
+            counts_missing=self.accepted_missing == 0,
         )
         strategy.tell_noise()
         return strategy
@@ -471,7 +477,7 @@ class HilbertKernel(ReducedRankKernel):
         Prior variance that the functions do not represent: its mean over training rows `(..., 1)`, that of each row
         `(..., N)` in eval mode, or None where it is nowhere more than is ignored.
         """
-        if self.training and self._ignored > 0:
+        if self.training and self.accepted_missing > 0:
             return None
         exact = expansion.prior_variance(x)
         if self.training:
@@ -479,9 +485,9 @@ class HilbertKernel(ReducedRankKernel):
             represented = _mean_represented(prior, features, gram_cache)
         else:
             represented = prior.quadratic(features)
-        missing = missing_variance(represented, exact, max(self._ignored, _ROUNDING))
+        missing = missing_variance(represented, exact, max(self.accepted_missing, _ROUNDING))
         if not self.training:
-            self._check_new_inputs(x, missing.detach() > max(self._ignored, self._accepted_error) * exact)
+            self._check_new_inputs(x, missing.detach() > max(self.accepted_missing, self._accepted_error) * exact)
         return missing if bool((missing.detach() > 0).any()) else None
 
     @property
@@ -521,7 +527,7 @@ class HilbertKernel(ReducedRankKernel):
         :param x: Training inputs `(..., N, D)`, the columns that this kernel sees; of a batch the first is looked at.
         :param features: Their features `(..., N, M)`.
         """
-        if ApproximationWarning in self._warned or self._ignored > 0 or isinstance(self, RandomModuleMixin):
+        if ApproximationWarning in self._warned or self.accepted_missing > 0 or isinstance(self, RandomModuleMixin):
             return
         self._warned.add(ApproximationWarning)
         x, features = (tensor[(0,) * (tensor.dim() - 2)] for tensor in (x, features))

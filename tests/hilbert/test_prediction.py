@@ -373,13 +373,13 @@ def test_fantasies_outside_the_box_carry_no_information(test_x):
     assert_same(posterior, expected)
 
 
-@pytest.mark.parametrize("ignored", [0.0, 0.05])
-def test_fantasies_equal_conditioning_where_much_is_missing(ignored, test_x):
+@pytest.mark.parametrize("accepted", [0.0, 0.05])
+def test_fantasies_equal_conditioning_where_much_is_missing(accepted, test_x):
     """A quarter of the prior variance is missing: one rule for rows that were there and rows that come later."""
     base = RBFKernel()
     base.lengthscale = 0.1
-    model = make_model(40, HilbertKernel(ScaleKernel(base), Domain(0.5, 0.8), [6, 9]))
-    model.covar_module._ignored = ignored
+    kernel = HilbertKernel(ScaleKernel(base), Domain(0.5, 0.8), [6, 9], accepted_missing=accepted)
+    model = make_model(40, kernel)
     new_x, new_y = torch.rand(3, 2, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
     last_x, last_y = torch.rand(2, 2, dtype=torch.float64), torch.randn(2, dtype=torch.float64)
     with warnings.catch_warnings():
@@ -395,7 +395,7 @@ def test_fantasies_equal_conditioning_where_much_is_missing(ignored, test_x):
         train, test = (expansion.features(t) * expansion.variances().sqrt() for t in (x, test_x))
         missing = kernel.outputscale - train.square().sum(-1)
         assert float((missing / kernel.outputscale).mean().detach()) > 0.2
-        shared = missing.mean() if ignored == 0 else 0.0
+        shared = missing.mean() if accepted == 0 else 0.0
         covariance = train @ train.mT + (model.likelihood.noise + shared) * torch.eye(len(x))
         residual = (y - model.mean_module(x)).unsqueeze(-1)
         mean = model.mean_module(test_x) + (test @ train.mT @ torch.linalg.solve(covariance, residual)).squeeze(-1)
