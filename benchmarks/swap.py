@@ -9,7 +9,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -304,10 +304,6 @@ HELD_OUT = [
 ]
 
 
-#: Problems that are timed beside the exact GP, with more rows.
-TIMED = ("Matern 3/2, step, 0 to 20", "RQ, sine", "RBF, 2-D", "Matern 5/2, 2-D", "RBF, 3-D", "Matern 3/2, 2-D")
-
-
 class Model(gpytorch.models.ExactGP):
     """
     The GP of GPyTorch's tutorials.
@@ -334,9 +330,9 @@ def train(model: Model, optimizer: str, steps: int) -> float:
     :param model: The model.
     :param optimizer: ``adam`` or ``lbfgs``.
     :param steps: How many.
-    :return: Seconds.
+    :return: Processor time in seconds.
     """
-    start = time.perf_counter()
+    start = time.process_time()
     model.train()
     objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
 
@@ -354,7 +350,7 @@ def train(model: Model, optimizer: str, steps: int) -> float:
     else:
         stepper = torch.optim.LBFGS(model.parameters(), max_iter=steps, line_search_fn="strong_wolfe")
         stepper.step(closure)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def predict(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -400,70 +396,9 @@ def compare(problem: Problem, tol: float) -> dict[str, float | int | str]:
     }
 
 
-def compare_speed(problem: Problem, tol: float, repeat: int) -> dict[str, float | int | str]:
-    """
-    Training times of the swapped GP relative to those of the exact GP, the shortest of several.
-
-    :param problem: The problem.
-    :param tol: The tolerance of `from_tolerance`.
-    :param repeat: How often.
-    """
-    x, y = problem.data()
-    best = {"swapped": math.inf, "exact": math.inf}
-    for _ in range(repeat):
-        models = {
-            "swapped": Model(x, y, tkrr.HilbertKernel.from_tolerance(problem.kernel().double(), x, tol)),
-            "exact": Model(x, y, problem.kernel()),
-        }
-        for name, model in models.items():
-            rows = 10**6 if name == "exact" else 800  # deterministic
-            with gpytorch.settings.max_cholesky_size(rows):
-                best[name] = min(best[name], train(model.double(), problem.optimizer, problem.steps))
-        num_functions = models["swapped"].covar_module.expansion().num_functions
-    return {
-        "problem": f"{problem.name}, N = {problem.num_rows}",
-        "functions": num_functions,
-        "seconds": best["swapped"],
-        "exact_seconds": best["exact"],
-        "speedup": best["exact"] / best["swapped"],
-    }
-
-
-def compare_with_fixed(problem: Problem, tol: float, repeat: int) -> dict[str, float | int | str]:
-    """
-    Training time relative to that of a fixed basis which is the one that training ended with.
-
-    :param problem: The problem.
-    :param tol: The tolerance of `from_tolerance`.
-    :param repeat: How often.
-    """
-    x, y = problem.data()
-    best = {"swapped": math.inf, "fixed": math.inf}
-    for _ in range(repeat):
-        swapped = Model(x, y, tkrr.HilbertKernel.from_tolerance(problem.kernel().double(), x, tol)).double()
-        best["swapped"] = min(best["swapped"], train(swapped, problem.optimizer, problem.steps))
-        kernel = swapped.covar_module
-        basis = copy.deepcopy(kernel.domain), kernel.num_basis
-        fixed = tkrr.HilbertKernel(problem.kernel().double(), *basis, index_set=kernel.index_set)
-        fixed = Model(x, y, fixed).double()
-        best["fixed"] = min(best["fixed"], train(fixed, problem.optimizer, problem.steps))
-    return {
-        "problem": f"{problem.name}, N = {problem.num_rows}",
-        "bases": kernel.num_revisions + 1,
-        "functions": kernel.expansion().num_functions,
-        "seconds": best["swapped"],
-        "fixed_seconds": best["fixed"],
-        "ratio_to_fixed": best["swapped"] / best["fixed"],
-    }
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tol", type=float, default=3e-3)
-    parser.add_argument("--repeat", type=int, default=2, help="timings of which the shortest counts")
-    parser.add_argument("--rows", type=int, default=2_000, help="rows where the exact GP is timed")
-    parser.add_argument("--many-rows", type=int, default=50_000, help="rows where a fixed basis is timed")
-    parser.add_argument("--timed-steps", type=int, default=50, help="steps of training beside the exact GP")
-    parser.add_argument("--only", nargs="*", help="names of problems; nothing else is measured then")
+    parser.add_argument("--only", nargs="*", help="names of problems")
 
 
 def _add(report: Report, measure: Callable[..., dict[str, float | int | str]], *args: Any) -> None:
@@ -478,26 +413,18 @@ def run(args: argparse.Namespace) -> Report:
         warnings.simplefilter("ignore", gpytorch.utils.warnings.GPInputWarning)
         for problem in problems:
             report.attempt(problem.name, partial(_add, report, compare, problem, args.tol))
-        for kind, held_out in (("tuned on", False), ("held out", True)):
-            rows = [row for row in report.rows if row.get("held_out") is held_out]
-            for name in ("mean", "sd") if rows else ():
-                values = [row[name] for row in rows]
-                report.notes.append(
-                    f"{kind}, {len(values)} problems, {name}: median {statistics.median(values):.4f}, largest "
-                    f"{max(values):.4f} of the targets' sd"
-                )
-        if args.only:
-            return report
-        surface = next(problem for problem in PROBLEMS if problem.name == "Matern 5/2, 2-D")
-        for name in TIMED:
-            problem = next(problem for problem in PROBLEMS if problem.name == name)
-            many = replace(problem, num_rows=args.rows, steps=args.timed_steps, optimizer="adam")
-            report.attempt("speed", partial(_add, report, compare_speed, many, args.tol, args.repeat))
-        many = replace(surface, num_rows=args.many_rows, steps=args.timed_steps)
-        report.attempt("fixed basis", partial(_add, report, compare_with_fixed, many, args.tol, args.repeat))
+    for kind, held_out in (("tuned on", False), ("held out", True)):
+        rows = [row for row in report.rows if row.get("held_out") is held_out]
+        for name in ("mean", "sd") if rows else ():
+            values = [row[name] for row in rows]
+            report.notes.append(
+                f"{kind}, {len(values)} problems, {name}: median {statistics.median(values):.4f}, largest "
+                f"{max(values):.4f} of the targets' sd"
+            )
     report.notes.append(
         "mean, sd: largest absolute difference from the exact GP over the data's range, divided by the targets' sd; sd "
         "of new observations. bases: how many were used in the training run. by_functions: false where the rows are "
-        "so few that the kernel is evaluated as it is. Times are those of whole training runs."
+        "so few that the kernel is evaluated as it is. Times are processor times of whole training runs; more rows: "
+        "python -m benchmarks swap_speed."
     )
     return report
