@@ -298,10 +298,12 @@ class Node:
         :param lag: `(T, len(free))`, in the order of the free columns.
         :return: `(*batch, T)`, float64.
         """
-        end = lag.new_zeros(lag.shape[0], len(self.columns))
-        end[:, [self.columns.index(column) for column in self.free]] = lag
+        # Where there are as many lags as columns, GPyTorch takes the diagonals of a kernel for each column for one matrix.
+        num, num_columns = len(lag), len(self.columns)
+        end = lag.new_zeros(num + 1 if num == num_columns else num, num_columns)
+        end[:num, [self.columns.index(column) for column in self.free]] = lag
         end = end.to(self.kernel.dtype)
-        return self.kernel.forward(torch.zeros_like(end), end, diag=True).double()
+        return self.kernel.forward(torch.zeros_like(end), end, diag=True)[..., :num].double()
 
 
 def _select(kernel: Kernel, columns: tuple[int, ...], path: str) -> tuple[int, ...]:

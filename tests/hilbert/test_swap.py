@@ -9,7 +9,14 @@ import warnings
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import LinearKernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    ProductStructureKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 
 from gpytorch_tkrr import (
@@ -134,6 +141,12 @@ def test_small_moves_keep_the_basis():
         kernel.lengthscale = 0.6931 * factor
         kernel(x).to_dense()
     assert kernel.num_revisions == 0
+
+
+def test_a_product_over_columns_has_a_tolerance():
+    x, _ = make_data(30, 2)
+    kernel = HilbertKernel.from_tolerance(ScaleKernel(ProductStructureKernel(RBFKernel(), 2)).double(), x)
+    assert (kernel(x).to_dense() - kernel.base_kernel(x).to_dense()).abs().max() < 3e-3
 
 
 def test_parameters_set_by_hand_in_eval_mode():
