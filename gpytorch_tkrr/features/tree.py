@@ -298,7 +298,7 @@ class Node:
         :param lag: `(T, len(free))`, in the order of the free columns.
         :return: `(*batch, T)`, float64.
         """
-        # Where there are as many lags as columns, GPyTorch takes the diagonals of a kernel for each column for one matrix.
+        # With as many lags as columns, GPyTorch takes the diagonals of a kernel for each column for one matrix.
         num, num_columns = len(lag), len(self.columns)
         end = lag.new_zeros(num + 1 if num == num_columns else num, num_columns)
         end[:num, [self.columns.index(column) for column in self.free]] = lag

@@ -143,6 +143,7 @@ def test_small_moves_keep_the_basis():
     assert kernel.num_revisions == 0
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_product_over_columns_has_a_tolerance():
     x, _ = make_data(30, 2)
     kernel = HilbertKernel.from_tolerance(ScaleKernel(ProductStructureKernel(RBFKernel(), 2)).double(), x)
