@@ -33,6 +33,7 @@ NOISES: dict[str, Callable[[], Likelihood]] = {
     "gaussian": GaussianLikelihood,
     "student": StudentTLikelihood,
     "by-inputs": partial(HeteroskedasticLikelihood, student=True),  # its tails may turn out Gaussian
+    "skewed": partial(HeteroskedasticLikelihood, skewed=True),
 }
 
 #: Rows that take part in the decision at most, and the share of them that is held out.

@@ -380,6 +380,24 @@ class Augmentation(ABC):
             :func:`~gpytorch_tkrr.data.keyed.row_uniform`.
         """
 
+    def squares(
+        self, parameters: Parameters, rng: np.random.Generator
+    ) -> Callable[[Batch, Tensor, int], tuple[Tensor, ...]]:
+        r"""
+        What the rows say of their noise variances, for a function of the inputs that these depend on: numbers `(n,)`
+        that are :math:`\chi^2_1` times the variance of the row, independent of each other, given f.
+
+        :param parameters: The present ones.
+        :param rng: See :meth:`working`.
+        """
+        working = self.working(parameters, rng)
+
+        def squares(batch: Batch, f: Tensor, first_row: int) -> tuple[Tensor, ...]:
+            e, weight = working(batch, f, first_row)
+            return (e.square() if weight is None else e.square() * weight,)
+
+        return squares
+
     def after_visit(self, parameters: Parameters, square: float, count: float, rng: np.random.Generator) -> Parameters:
         """
         Draw parameters given the new factor and the working targets.

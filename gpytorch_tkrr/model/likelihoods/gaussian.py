@@ -50,7 +50,7 @@ class GaussianObservation(Observation):
         return float(noise_module(self.likelihood).raw_noise_constraint.lower_bound.min())
 
     def augmentation(self, scale: float, offset: float) -> Augmentation:
-        return GaussianAugmentation(NoiseModel.of(self.likelihood, scale**2), float(self.noise()), scale**2)
+        return GaussianAugmentation(NoiseModel.of(self.likelihood, scale**2), float(self.noise().detach()), scale**2)
 
     def set_parameters(self, draws: Parameters) -> None:
         if "noise" in draws:

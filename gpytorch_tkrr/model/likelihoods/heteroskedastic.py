@@ -1,5 +1,5 @@
-r"""Noise that depends on the inputs: :math:`y = f(x) + s\, e^{g(x) / 2} \epsilon`, with :math:`\epsilon` normal or
-Student.
+r"""Noise that depends on the inputs: :math:`y = f(x) + s\, e^{g(x) / 2} \epsilon`, with :math:`\epsilon` normal,
+Student, or skewed.
 
 g, the log variance up to a constant, is a second sum of products with a kernel of its own. Given f, squared residuals
 say :math:`\log(e_n^2 / s^2) = g(x_n) + \log \chi^2_1`, which is a regression given the components of a mixture
@@ -39,9 +39,9 @@ from ...features.separable import SeparableKernel, separate
 from ..augmentation.log_chi_squared import SMALLEST, draw_components
 from ..augmentation.row_values import RowValues
 from .base import Augmentation, Observation, Parameters, Rows, SecondFunction, SumRows, register
-from .gaussian import DEFAULT_BOUND, GaussianAugmentation, GaussianObservation
-from .noise import NoiseModel
-from .student import DegreesOfFreedom, StudentAugmentation, StudentObservation
+from .gaussian import DEFAULT_BOUND, GaussianObservation
+from .skewed import WIDTHS, SkewedNoise, SkewedObservation
+from .student import StudentObservation
 
 #: Sines per input of g, and its rank.
 NUM_BASIS, RANK = 10, 4
@@ -59,6 +59,9 @@ LARGEST = 14.0
 #: has an unbounded density, and all else would be given up for it.
 FLOOR = 1e-4
 
+#: A row says so many things of its variance at most.
+MAX_SQUARES = 2
+
 #: Names of the parts of g begin with this.
 PREFIX = "log_noise."
 
@@ -74,6 +77,8 @@ class HeteroskedasticLikelihood(_OneDimensionalLikelihood):
     :param noise_kernel: The kernel of g, separable. By default :func:`~gpytorch_tkrr.anova_kernel` with a small
         variance, which shrinks g towards a constant.
     :param student: Whether the noise has Student tails, whose degrees of freedom are drawn too.
+    :param skewed: Whether the noise is skewed, with tails of any shape, instead: see
+        :mod:`gpytorch_tkrr.model.likelihoods.skewed`. f is then not the mean of y; ``model.predict(x).mean`` is.
     :param rank: Number of components of g.
     :param num_basis: Sines per input of g, or fewer for columns with fewer distinct values.
     :param noise_prior: Prior of :math:`s^2`; see :mod:`gpytorch_tkrr.sampling.hyperparameters` for the default.
@@ -101,6 +106,7 @@ class HeteroskedasticLikelihood(_OneDimensionalLikelihood):
         noise_kernel: Kernel | None = None,
         student: bool = False,
         *,
+        skewed: bool = False,
         rank: int = RANK,
         num_basis: int = NUM_BASIS,
         noise_prior: Prior | None = None,
@@ -113,6 +119,9 @@ class HeteroskedasticLikelihood(_OneDimensionalLikelihood):
             raise InputError(f"rank and num_basis must be at least 1; got {rank} and {num_basis}.")
         if not student and (deg_free_prior is not None or deg_free_constraint is not None):
             raise InputError("deg_free_prior and deg_free_constraint belong to Student tails: set student=True.")
+        if student and skewed:
+            raise InputError("Skewed noise has tails of its own: set student or skewed, not both.")
+        self.skewed = bool(skewed)
         self.student, self.rank, self.max_num_basis = bool(student), rank, num_basis
         self.num_basis: tuple[int, ...] | None = None
         self.noise_kernel = noise_kernel
@@ -128,6 +137,11 @@ class HeteroskedasticLikelihood(_OneDimensionalLikelihood):
                 self.register_prior("deg_free_prior", deg_free_prior, _deg_free, _set_deg_free)
             self.register_constraint("raw_deg_free", deg_free_constraint or GreaterThan(2))
             self.initialize(deg_free=7)
+        if skewed:  # Gaussian until a fit
+            self.shares: Tensor
+            self.skew: Tensor
+            self.register_buffer("shares", torch.eye(len(WIDTHS))[0])
+            self.register_buffer("skew", torch.zeros(len(WIDTHS)))
 
     @property
     def noise(self) -> Tensor:
@@ -161,18 +175,21 @@ class HeteroskedasticLikelihood(_OneDimensionalLikelihood):
         :param params: The inputs, `(n, D)`.
         """
         sd = self._variance(params).sqrt().to(function_samples)
+        if self.skewed:
+            shape = (self.shares.to(function_samples), self.skew.to(function_samples))
+            return SkewedNoise(function_samples, sd.square(), *shape)
         if self.student:
             return base_distributions.StudentT(self.deg_free.to(function_samples), function_samples, sd)
         return base_distributions.Normal(function_samples, sd)
 
     def marginal(self, function_dist: MultivariateNormal, *params: Any, **kwargs: Any) -> Distribution:
         """
-        The distribution of y: normal, or with Student tails samples as those of a StudentTLikelihood.
+        The distribution of y: normal, or with other tails for samples of f, as that of a StudentTLikelihood.
 
         :param function_dist: That of f.
         :param params: The inputs, `(n, D)`.
         """
-        if self.student:
+        if self.student or self.skewed:
             return super().marginal(function_dist, *params, **kwargs)
         noise = DiagLinearOperator(self._variance(params).to(function_dist.mean))
         return MultivariateNormal(function_dist.mean, function_dist.lazy_covariance_matrix + noise)
@@ -273,7 +290,8 @@ class HeteroskedasticObservation(Observation):
 
     def __init__(self, likelihood: HeteroskedasticLikelihood):
         super().__init__(likelihood)
-        self.base = StudentObservation(likelihood) if likelihood.student else GaussianObservation(likelihood)
+        kind = StudentObservation if likelihood.student else GaussianObservation
+        self.base = SkewedObservation(likelihood) if likelihood.skewed else kind(likelihood)
 
     def noise(self) -> Tensor:
         return self.base.noise()
@@ -300,12 +318,8 @@ class HeteroskedasticObservation(Observation):
             self.likelihood.noise_kernel = default_kernel
 
     def augmentation(self, scale: float, offset: float) -> Augmentation:
-        unit, present = scale**2, float(self.noise().detach())
-        model = NoiseModel.of(self.likelihood, unit)
-        base: Augmentation = GaussianAugmentation(model, present, unit)
-        if self.likelihood.student:
-            base = StudentAugmentation(model, DegreesOfFreedom.of(self.likelihood), present, unit)
-        return HeteroskedasticAugmentation(base, LogNoiseFunction(self.likelihood, base), unit)
+        base = self.base.augmentation(scale, offset)
+        return HeteroskedasticAugmentation(base, LogNoiseFunction(self.likelihood, base), scale**2)
 
     def adopt(self, parameters: Parameters, inputs: Callable[[Tensor], Tensor]) -> None:
         self.likelihood._draws_cache = NoiseDraws(self.bases(), parameters, inputs)
@@ -321,7 +335,7 @@ class HeteroskedasticObservation(Observation):
         return self.base.log_density(y, f, parameters, rows)
 
     def mean(self, f: Tensor, parameters: Parameters, rows: Rows) -> Tensor:
-        return f
+        return self.base.mean(f, parameters, rows)
 
     def variance(self, f: Tensor, parameters: Parameters, rows: Rows) -> Tensor:
         return self.base.variance(f, parameters, rows)
@@ -381,16 +395,18 @@ class LogNoiseFunction(SecondFunction):
         return lambda batch, first_row: 1 / noise_factor(g(batch, first_row), parameters)
 
     def working(self, parameters: Parameters, f: RowValues, rng: np.random.Generator) -> Working:
-        inner, noise, key = self.base.working(parameters, rng), self.base.noise(parameters), int(rng.integers(2**62))
+        inner, noise = self.base.squares(parameters, rng), self.base.noise(parameters)
+        keys = [int(key) for key in rng.integers(2**62, size=MAX_SQUARES)]
 
         def log_squares(batch: Batch, g: Tensor, first_row: int) -> tuple[Tensor, Tensor]:
             own = torch.ones_like(g) if batch.weight is None else batch.weight
-            e, weight = inner(replace(batch, weight=own / noise_factor(g, parameters)), f(batch, first_row), first_row)
-            square = e.square() * own / noise
-            square = square if weight is None else square * weight
-            xi = (square.clamp(min=1e-300).log() - g).clamp(min=SMALLEST)
-            mean, variance = draw_components(xi, first_row, key)
-            return xi - mean, 1 / (variance * own)
+            weighted = replace(batch, weight=own / noise_factor(g, parameters))
+            target, precision = torch.zeros_like(g), torch.zeros_like(g)
+            for square, key in zip(inner(weighted, f(batch, first_row), first_row), keys, strict=False):
+                xi = ((square * own / noise).clamp(min=1e-300).log() - g).clamp(min=SMALLEST)
+                mean, variance = draw_components(xi, first_row, key)
+                target, precision = target + (xi - mean) / variance, precision + 1 / variance
+            return target / precision, precision / own
 
         return log_squares
 

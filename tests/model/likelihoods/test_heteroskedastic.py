@@ -33,8 +33,11 @@ def varying(num=300, seed=0):
     return x, f + sd * torch.randn(num, dtype=torch.float64, generator=generator), f, sd
 
 
-def fit(data, student=False, num_draws=8, num_warmup=16, **kwargs):
-    likelihood = tkrr.HeteroskedasticLikelihood(student=student, rank=2, num_basis=5)
+TAILS = [{}, {"student": True}, {"skewed": True}]
+
+
+def fit(data, tails=None, num_draws=8, num_warmup=16, **kwargs):
+    likelihood = tkrr.HeteroskedasticLikelihood(**(tails or {}), rank=2, num_basis=5)
     model = tkrr.TKRR(None, None, likelihood, rank=3, num_basis=6).double()
     return tkrr.fit_gibbs(model, data=data, num_draws=num_draws, num_warmup=num_warmup, seed=0, **kwargs)
 
@@ -110,14 +113,17 @@ def kernel_of_g():
 
 
 @pytest.mark.filterwarnings("ignore:All components have died")
-@pytest.mark.parametrize("student", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_ranks_are_uniform(student):
-    """Simulation-based calibration: g at two points and, with tails, the degrees of freedom; the noise is known."""
+@pytest.mark.parametrize(
+    "tails", ["normal", *(pytest.param(name, marks=pytest.mark.slow) for name in ("student", "skewed"))]
+)
+def test_ranks_are_uniform(tails):
+    """Simulation-based calibration: g at two points and the parameters of tails; the noise is known."""
     x = torch.from_numpy(np.random.default_rng(0).random((30, 2)))
     watched = torch.tensor([[0.2, 0.7], [0.6, 0.3]], dtype=torch.float64)
 
     def new():
-        likelihood = tkrr.HeteroskedasticLikelihood(kernel_of_g(), student, rank=2, num_basis=5).double()
+        shape = {} if tails == "normal" else {tails: True}
+        likelihood = tkrr.HeteroskedasticLikelihood(kernel_of_g(), **shape, rank=2, num_basis=5).double()
         likelihood.noise_domain, likelihood.num_basis = tkrr.Domain(torch.full((2,), 0.5), 1.1), (5, 5)
         likelihood.noise = 0.5
         likelihood.raw_noise.requires_grad_(False)
@@ -130,17 +136,24 @@ def test_ranks_are_uniform(student):
         tau = torch.from_numpy(rng.gamma(TAU_SHAPE, 2 ** (1 / 2) / TAU_SHAPE, (2, 1)))
         sds = [(mode.covariance().variances.detach() * 1.5**0.5 / tau).sqrt() for mode in modes]
         factors = [sd * torch.from_numpy(rng.standard_normal(sd.shape)) for sd in sds]
-        nu = 2 + rng.gamma(2.0, 10.0)
-        e = rng.standard_t(nu, 30) if student else rng.standard_normal(30)
+        shape, e = [], rng.standard_normal(30)
+        if tails == "student":
+            shape = [2 + rng.gamma(2.0, 10.0)]
+            e = rng.standard_t(shape[0], 30)
+        if tails == "skewed":
+            shares, skew = rng.dirichlet([1.0, 0.2, 0.2, 0.2, 0.2, 0.2]), 2 * rng.standard_normal(6)
+            index, shape = rng.choice(6, 30, p=shares), [shares[0], skew[0]]
+            e = 2.0**index * (skew[index] * np.abs(rng.standard_normal(30)) + e)
         y = f + math.sqrt(0.5) * (sum_products(bases, factors, x) / 2).exp() * torch.from_numpy(e)
-        true = sum_products(bases, factors, watched).tolist()
-        return [*true, nu] if student else true, y, new()
+        return [*sum_products(bases, factors, watched).tolist(), *shape], y, new()
 
     def watch(posterior):
         g = sum_products(bases, factors_of(posterior.parameters), watched)  # (S, 2)
-        return torch.cat([g, posterior.parameters["deg_free"].unsqueeze(-1)], -1) if student else g
+        names = {"normal": [], "student": ["deg_free"], "skewed": ["shares", "skew"]}[tails]
+        return torch.cat([g, *(posterior.parameters[name].reshape(len(g), -1)[:, :1] for name in names)], -1)
 
-    check_ranks_are_uniform(simulate, watch, num_rows=30, num_fits=30 if student else 12, num_warmup=20, num_draws=40)
+    num_fits = 12 if tails == "normal" else 30
+    check_ranks_are_uniform(simulate, watch, num_rows=30, num_fits=num_fits, num_warmup=20, num_draws=40)
 
 
 # Fits
@@ -228,31 +241,31 @@ def test_row_weights_are_known_precisions():
     assert float((model.predict(x).noise.mean / 0.3).log().abs().mean()) < 0.15
 
 
-@pytest.mark.parametrize("student", [False, True])
-def test_draws_do_not_depend_on_batches_or_memory(student):
+@pytest.mark.parametrize("tails", TAILS)
+def test_draws_do_not_depend_on_batches_or_memory(tails):
     x, y, _, _ = varying(120)
-    whole = fit((x, y), student).posterior
+    whole = fit((x, y), tails).posterior
     for data, options in (
         ([(x[:40], y[:40]), (x[40:], y[40:])], {}),
         ([(x[:90], y[:90]), (x[90:], y[90:])], {"memory": 0}),
     ):
-        parts = fit(data, student, **options).posterior
+        parts = fit(data, tails, **options).posterior
         for name, values in whole.parameters.items():
             torch.testing.assert_close(parts.parameters[name], values, rtol=1e-5, atol=1e-7)
 
 
-def fit_part(group):
+def fit_parts(group):
     x, y, _, _ = varying(120)
     rows = slice(0, 50) if torch.distributed.get_rank(group) == 0 else slice(50, None)
-    return fit((x[rows], y[rows]), True, group=group).posterior.parameters
+    return [fit((x[rows], y[rows]), tails, group=group).posterior.parameters for tails in TAILS[1:]]
 
 
 def test_draws_do_not_depend_on_processes(tmp_path):
     x, y, _, _ = varying(120)
-    whole = fit((x, y), True).posterior.parameters
-    for each in run_processes(fit_part, 2, tmp_path):
-        for name, values in whole.items():
-            torch.testing.assert_close(each[name], values, rtol=1e-5, atol=1e-7)
+    whole = [fit((x, y), tails).posterior.parameters for tails in TAILS[1:]]
+    for found in run_processes(fit_parts, 2, tmp_path):
+        for each, expected in zip(found, whole, strict=True):
+            torch.testing.assert_close(each, expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("stop", [6, 14])
