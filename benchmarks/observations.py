@@ -40,6 +40,7 @@ LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
     "student": StudentTLikelihood,
     "by inputs": tkrr.HeteroskedasticLikelihood,
     "by inputs, student": partial(tkrr.HeteroskedasticLikelihood, student=True),
+    "by inputs, skewed": partial(tkrr.HeteroskedasticLikelihood, skewed=True),
 }
 
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -276,10 +277,21 @@ def _fit(x: Tensor, y: Tensor, likelihood: Likelihood, seed: int) -> tkrr.TKRR:
     return model
 
 
+def delays(seed: int, x: Tensor, f: Tensor, generator: torch.Generator) -> dict[str, float]:
+    """The mean of targets above f by an exponential number, whose size grows with an input."""
+    size = 0.2 * torch.exp(1.5 * x[:, 3])
+    late = -torch.rand(len(f), dtype=torch.float64, generator=generator).log()
+    y = f + size * late + 0.1 * torch.randn(len(f), dtype=torch.float64, generator=generator)
+    mean = _fit(x, y, tkrr.HeteroskedasticLikelihood(skewed=True), seed).predict(x).mean.detach()
+    error = float((mean - f - size).square().mean().sqrt())
+    return {"true": float((f + size).mean()), "found": float(mean.mean()), "log_error": error / float((f + size).std())}
+
+
 TRUTHS: dict[str, Callable[[int, Tensor, Tensor, torch.Generator], dict[str, float]]] = {
     "constant noise": constant_noise,
     "noise by inputs": varying_noise,
     "tails": tails,
+    "delays": delays,
     "counts": counts,
     "ordered classes": grades,
     "censored": censored,

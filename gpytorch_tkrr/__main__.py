@@ -163,9 +163,10 @@ def _add_dialect(command: argparse.ArgumentParser) -> None:
 def _add_noise(command: argparse.ArgumentParser, what: str) -> None:
     command.add_argument(
         "--noise",
-        choices=["gaussian", "student", "by-inputs", "auto"],
+        choices=["gaussian", "student", "by-inputs", "skewed", "auto"],
         default="auto",
-        help=f"{what}: Gaussian, with heavy tails, with a variance that depends on the inputs and heavy tails, or what "
+        help=f"{what}: Gaussian, with heavy tails, with a variance that depends on the inputs and heavy tails, "
+        "the same with skewed tails, or what "
         "training rows that are held out decide (default)",
     )
 

@@ -325,7 +325,7 @@ def compare(
     :param isolate: Whether each model runs in a process of its own. Without, there are no limits and no peak memory.
     :param progress: Whether to show a progress bar for each model, and a line when it is done.
     :param noise: The noise of "T-KRR, Bayesian" in a regression: "gaussian", "student", "by-inputs" (with Student
-        tails), or "auto": training rows of each split that are held out decide, see
+        tails), "skewed" (by inputs, too), or "auto": training rows of each split that are held out decide, see
         :func:`~gpytorch_tkrr.choose_noise`; the table says what was chosen, the remarks why.
     :param title: What the data are, for the report.
 

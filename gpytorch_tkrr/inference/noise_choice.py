@@ -57,7 +57,7 @@ class NoiseChoice:
     """
     What :func:`choose_noise` found.
 
-    :param kind: The kind of noise: "gaussian", "student" or "by-inputs".
+    :param kind: The kind of noise: "gaussian", "student", "by-inputs" or "skewed".
     :param scores: Mean log predictive density of the rows held out, by kind; empty where rows were too few.
     :param gains: How much better each kind is than the best one before it, with its standard error.
     :param num_held_out: How many rows were held out.

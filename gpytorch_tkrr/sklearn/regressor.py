@@ -49,8 +49,8 @@ class TKRRRegressor(RegressorMixin, TKRREstimator):
     :param num_warmup: Sweeps before them; None as for `num_draws`.
     :param num_chains: Independent chains; None as for `num_draws`.
     :param noise: "gaussian", "student" (heavy tails), "by-inputs" (a variance that depends on the inputs, and heavy
-        tails), or "auto": training rows that are held out decide, see :func:`~gpytorch_tkrr.choose_noise`. With "als"
-        it is Gaussian.
+        tails), "skewed" (the same with skewed tails), or "auto": training rows that are held out decide, see
+        :func:`~gpytorch_tkrr.choose_noise`. With "als" it is Gaussian.
     :param target_transform: "log" or "yeo-johnson" for a model of transformed targets, None for the targets themselves.
         With a transform :meth:`predict` returns the median of y: its mean may not exist.
     :param kernel: A separable GPyTorch kernel of the encoded inputs; None for :func:`~gpytorch_tkrr.anova_kernel`.
