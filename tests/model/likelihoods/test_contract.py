@@ -1,10 +1,9 @@
-"""What the sampler asks of an observation model suffices for one it does not know: Student noise, as a test file."""
+"""What the sampler asks of an observation model suffices for one it does not know: outliers with a label."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import scipy.special
 import scipy.stats
 import torch
 import torch.distributed
@@ -24,37 +23,42 @@ from gpytorch_tkrr.model.likelihoods.base import Augmentation, Observation, obse
 from gpytorch_tkrr.model.likelihoods.gaussian import GaussianObservation
 from gpytorch_tkrr.model.likelihoods.noise import NoiseModel
 
-GRID = torch.tensor([2.5, 4.0, 8.0, 30.0], dtype=torch.float64)
+#: Of the outliers, in units of the noise.
+WIDTH = 10.0
 
 
-class HeavyTails(GaussianLikelihood):
-    """A likelihood of the user's own; its noise is the squared scale of a Student distribution."""
+class Contaminated(GaussianLikelihood):
+    """A likelihood of the user's own: an unknown share of the rows has ten times the noise's standard deviation."""
+
+    share = 0.1
 
     def forward(self, function_samples, *params, **kwargs):
-        return torch.distributions.StudentT(4.0, function_samples, self.noise.sqrt())
+        sd = self.noise.sqrt() * torch.tensor([1.0, WIDTH])
+        shares = torch.distributions.Categorical(torch.tensor([1 - self.share, self.share]))
+        parts = torch.distributions.Normal(function_samples.unsqueeze(-1), sd)
+        return torch.distributions.MixtureSameFamily(shares, parts)
 
 
-class StudentObservation(GaussianObservation):
+class ContaminatedObservation(GaussianObservation):
     def augmentation(self, scale, offset):
-        return StudentAugmentation(NoiseModel.of(self.likelihood, scale**2), scale**2)
-
-    def _student(self, f, parameters):
-        return scipy.stats.t(parameters["deg_free"][..., None], f, parameters["noise"][..., None].sqrt())
+        return ContaminatedAugmentation(NoiseModel.of(self.likelihood, scale**2), scale**2)
 
     def log_density(self, y, f, parameters, rows):
-        return torch.from_numpy(self._student(f, parameters).logpdf(y))
+        sd, share = parameters["noise"][..., None].sqrt(), parameters["share"][..., None]
+        clean, wide = (torch.distributions.Normal(f, scale).log_prob(y) for scale in (sd, WIDTH * sd))
+        return torch.logaddexp((1 - share).log() + clean, share.log() + wide)
 
 
-class StudentAugmentation(Augmentation):
-    """Row weights given residuals, degrees of freedom on a grid with the weights integrated out."""
+class ContaminatedAugmentation(Augmentation):
+    """Labels given residuals, drawn anew for each visit; their share from its Beta distribution, before each sweep."""
 
-    free = ("noise", "deg_free")
+    free = ("noise", "share")
 
     def __init__(self, model, unit):
         self.model, self.unit = model, unit
 
     def start(self):
-        return {"noise": torch.ones((), dtype=torch.float64), "deg_free": GRID[-1]}
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in (("noise", 1.0), ("share", 0.01))}
 
     def natural(self, parameters):
         return {**parameters, "noise": parameters["noise"] * self.unit}
@@ -64,24 +68,23 @@ class StudentAugmentation(Augmentation):
 
     def before_sweep(self, parameters, sum_rows, rng, progress):
         assert 0 <= progress <= 1
-        scale = parameters["noise"].sqrt()
+        weighted = self.working(parameters, rng)
 
-        def log_densities(batch: Batch, f: torch.Tensor, first_row: int) -> torch.Tensor:
-            return torch.distributions.StudentT(GRID, 0.0, scale).log_prob((batch.y - f).unsqueeze(-1)).sum(0)
+        def count(batch: Batch, f: torch.Tensor, first_row: int) -> torch.Tensor:
+            is_wide = (weighted(batch, f, first_row)[1] < 1).double()
+            return torch.stack([is_wide.sum(), (1 - is_wide).sum()])
 
-        if progress < 0.5:
-            return parameters  # the tails are freed late
-        p = torch.softmax(sum_rows(log_densities, len(GRID)), 0).numpy()
-        return {**parameters, "deg_free": GRID[int(np.searchsorted(np.cumsum(p), rng.random()).clip(0, 3))]}
+        wide, clean = sum_rows(count, 2).tolist()
+        return {**parameters, "share": torch.tensor(rng.beta(1 + wide, 9 + clean), dtype=torch.float64)}
 
     def working(self, parameters, rng):
-        key, nu = int(rng.integers(2**62)), float(parameters["deg_free"])
+        key, noise, share = int(rng.integers(2**62)), float(parameters["noise"]), float(parameters["share"])
 
         def weighted(batch: Batch, f: torch.Tensor, first_row: int) -> tuple[torch.Tensor, torch.Tensor]:
             e = batch.y - f
-            u = row_uniform(len(e), first_row, key).numpy()
-            rate = (nu + (e.square() / parameters["noise"]).numpy()) / 2
-            return e, torch.from_numpy(scipy.special.gammaincinv((nu + 1) / 2, u) / rate)
+            odds = share / (1 - share) / WIDTH * torch.exp(e.square() / (2 * noise) * (1 - WIDTH**-2))
+            is_wide = row_uniform(len(e), first_row, key) * (1 + 1 / odds) < 1
+            return e, torch.where(is_wide, WIDTH**-2, 1.0).double()
 
         return weighted
 
@@ -93,7 +96,7 @@ class StudentAugmentation(Augmentation):
 @pytest.fixture
 def registered(monkeypatch):
     monkeypatch.setattr(base, "_OBSERVATIONS", dict(base._OBSERVATIONS))
-    register(HeavyTails)(StudentObservation)
+    register(Contaminated)(ContaminatedObservation)
 
 
 def outliers(num=240):
@@ -106,7 +109,7 @@ def outliers(num=240):
 
 
 def fit(data, **kwargs):
-    model = tkrr.TKRR(None, None, HeavyTails(), rank=3, num_basis=6).double()
+    model = tkrr.TKRR(None, None, Contaminated(), rank=3, num_basis=6).double()
     return tkrr.fit_gibbs(model, data=data, num_draws=10, num_warmup=20, seed=0, **kwargs)
 
 
@@ -114,18 +117,18 @@ def test_row_weights_and_parameters_of_an_unknown_model(registered):
     x, y, f = outliers()
     result = fit((x, y))
     posterior = result.posterior
-    assert set(posterior.parameters) == {"noise", "deg_free"} and posterior.parameters["deg_free"].shape == (10,)
-    assert set(posterior.parameters["deg_free"].tolist()) <= set(GRID.tolist())
-    assert {"noise", "deg_free", "f"} <= set(result.rhat) and "deg_free" in result.summary()
+    assert set(posterior.parameters) == {"noise", "share"} and posterior.parameters["share"].shape == (10,)
+    assert float(posterior.parameters["share"].mean()) == pytest.approx(1 / 12, abs=0.04)
+    assert {"noise", "share", "f"} <= set(result.rhat) and "share" in result.summary()
     assert float((result.model.draws(x).mean(0) - f).detach().square().mean().sqrt()) < 0.1
     gaussian = tkrr.TKRR(x, y, GaussianLikelihood(), rank=3, num_basis=6)
     tkrr.fit_gibbs(gaussian, num_draws=10, num_warmup=20, seed=0)
     assert float(gaussian.posterior.noise.mean()) > 10 * float(posterior.noise.mean())
     density = result.log_predictive_density(x, y)
-    expected = scipy.stats.t(
-        posterior.parameters["deg_free"][:, None], result.model.draws(x).detach(), posterior.noise.sqrt()[:, None]
-    )
-    np.testing.assert_allclose(density, np.log(expected.pdf(y).mean(0)), rtol=1e-8)
+    share, sd = (values.numpy()[:, None] for values in (posterior.parameters["share"], posterior.noise.sqrt()))
+    f = result.model.draws(x).detach()
+    expected = (1 - share) * scipy.stats.norm(f, sd).pdf(y) + share * scipy.stats.norm(f, WIDTH * sd).pdf(y)
+    np.testing.assert_allclose(density, np.log(expected.mean(0)), rtol=1e-8)
 
 
 def test_draws_do_not_depend_on_batches_or_memory(registered):
@@ -141,7 +144,7 @@ def test_draws_do_not_depend_on_batches_or_memory(registered):
 
 
 def fit_part(group):
-    register(HeavyTails)(StudentObservation)
+    register(Contaminated)(ContaminatedObservation)
     x, y, _ = outliers(150)
     rows = slice(0, 60) if torch.distributed.get_rank(group) == 0 else slice(60, None)
     return fit((x[rows], y[rows]), group=group).posterior.parameters
@@ -160,8 +163,8 @@ def test_a_subclass_that_only_adds_is_the_same_model_and_one_that_changes_is_not
         title = "mine"
 
     assert type(observe(Named())) is GaussianObservation
-    with pytest.raises(tkrr.InputError, match="HeavyTails changes forward of GaussianLikelihood and is another model"):
-        observe(HeavyTails())
+    with pytest.raises(tkrr.InputError, match="Contaminated changes forward of GaussianLikelihood"):
+        observe(Contaminated())
     with pytest.raises(tkrr.InputError, match=r"BernoulliLikelihood, .*GaussianLikelihood, .*got a LaplaceLikelihood"):
         observe(LaplaceLikelihood())
     with pytest.raises(tkrr.InputError, match="2 noise variances"):
