@@ -124,7 +124,9 @@ def table_row(data: datasets.Dataset, experiment: Experiment, splits: int) -> Re
         if data.task == "regression"
         else f"mean standard deviation of the inputs, ridge {CLASSIFICATION_RIDGE:g}"
     )
-    report.notes.append(f"seconds: mean processor time of training on a split. Hyperparameters: {origin}. Data: {data.source}.")
+    report.notes.append(
+        f"seconds: mean processor time of training on a split. Hyperparameters: {origin}. Data: {data.source}."
+    )
     return report
 
 

@@ -12,6 +12,7 @@ from .bases.domain import Domain
 from .bases.index_set import Ellipsoid, FullTensor, HyperbolicCross, IndexSet, TotalDegree
 from .comparison.comparison import Comparison, compare
 from .comparison.saved_model import load
+from .cp.order import ByInteraction, InputOrder
 from .cp.penalty import ColumnPenalty, FactorPenalty, FrobeniusPenalty, Penalty
 from .cp.train import TensorTrain
 from .cp.weights import CP
@@ -80,6 +81,7 @@ __all__ = [
     "ALSResult",
     "ApproximationWarning",
     "ArraySource",
+    "ByInteraction",
     "CSVSource",
     "CategoricalKernel",
     "CensoredLikelihood",
@@ -112,6 +114,7 @@ __all__ = [
     "IndexSet",
     "IndicatorKernel",
     "InputError",
+    "InputOrder",
     "InputWarp",
     "MainEffects",
     "MapKernel",

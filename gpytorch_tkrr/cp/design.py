@@ -83,8 +83,9 @@ class _Rows:
         weights: WeightFormat,
     ):
         self.batch, self.tables, self.distinct, self.format = batch, tables, distinct, weights
-        self.bonds: list[Tensor] | None = None  # bond b, between modes b - 1 and b: see Design
-        self.position = 0
+        self.chain = weights.chain(len(tables))
+        self.bonds: list[Tensor] | None = None  # bond b, between places b - 1 and b of the chain: see Design
+        self.place = 0
         self.is_kept = False
         self.cells: dict[int, Cells | None] = {}
 
@@ -128,47 +129,49 @@ class _Rows:
 
     def products(self, d: int, factors: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, Tensor]:
         """Products over all modes but d, `(K_d, n)`, and the model's values `(n,)`, without any memory."""
+        place = self.chain.index(d)
         left: Tensor | None = None
-        for k in range(d):
+        for k in self.chain[:place]:
             left = self.format.advance(left, self.project(k, factors[k]))
         right: Tensor | None = None
-        for k in range(len(factors) - 1, d, -1):
+        for k in self.chain[:place:-1]:
             right = self.format.retreat(self.project(k, factors[k]), right)
         projection = self.project(d, factors[d])
         p = torch.ones_like(projection) if len(factors) == 1 else self.format.join(left, right)
         return p, _values(scale, p, projection)
 
-    def keep(self, factors: Sequence[Tensor], position: int) -> None:
-        """Store products over modes at every bond, as they are after an update of the mode at a position."""
+    def keep(self, factors: Sequence[Tensor], d: int) -> None:
+        """Store products over modes at every bond, as they are after an update of mode d."""
         self.is_kept = True
-        bonds = [factors[0].new_empty(0)] * len(factors)
+        bonds, place = [factors[0].new_empty(0)] * len(factors), self.chain.index(d)
         left: Tensor | None = None
-        for b in range(1, position + 1):  # products to the left
-            bonds[b] = left = self.format.advance(left, self.project(b - 1, factors[b - 1]))
+        for b, k in zip(range(1, place + 1), self.chain, strict=False):  # products to the left
+            bonds[b] = left = self.format.advance(left, self.project(k, factors[k]))
         right: Tensor | None = None
-        for b in range(len(factors) - 1, position, -1):  # products to the right
-            bonds[b] = right = self.format.retreat(self.project(b, factors[b]), right)
-        self.bonds, self.position = bonds, position
+        for b in range(len(factors) - 1, place, -1):  # products to the right
+            k = self.chain[b]
+            bonds[b] = right = self.format.retreat(self.project(k, factors[k]), right)
+        self.bonds, self.place = bonds, place
 
     def move(self, d: int, factors: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, Tensor]:
-        """As :meth:`products`, from the stored bonds, which are brought to position d."""
+        """As :meth:`products`, from the stored bonds, which are brought to mode d."""
         assert self.bonds is not None
-        bonds, last = self.bonds, len(factors) - 1
+        bonds, last, place = self.bonds, len(factors) - 1, self.chain.index(d)
         values: Tensor | None = None
-        while self.position != d:
-            here = self.position
-            projection = self.project(here, factors[here])
-            if d > here:  # bond here + 1 turns from a product to the right into one to the left
+        while self.place != place:
+            here, k = self.place, self.chain[self.place]
+            projection = self.project(k, factors[k])
+            if place > here:  # bond here + 1 turns from a product to the right into one to the left
                 bond, new = here + 1, self.format.advance(None if here == 0 else bonds[here], projection)
             else:  # bond here turns from a product to the left into one to the right
                 bond, new = here, self.format.retreat(projection, None if here == last else bonds[here + 1])
             values = _values(scale, new, bonds[bond]) if values is None else values
             bonds[bond] = new
-            self.position = here + 1 if d > here else here - 1
+            self.place = here + 1 if place > here else here - 1
         if last == 0:
             p = torch.ones(factors[0].shape[0], self.batch.num_rows, dtype=torch.float64, device=scale.device)
         else:
-            p = self.format.join(None if d == 0 else bonds[d], None if d == last else bonds[d + 1])
+            p = self.format.join(None if place == 0 else bonds[place], None if place == last else bonds[place + 1])
         if values is None:
             values = _values(scale, p, self.project(d, factors[d]))
         return p, values
@@ -188,9 +191,10 @@ class Design:
     r"""
     The design of every factor over the rows of a fit.
 
-    Batches and products over modes are kept where they fit into `memory` bytes: bond b, between modes b - 1 and b,
-    holds the product of all projections to its left or to its right, and passing a mode turns one bond over. So a sweep
-    costs one projection per factor update, whatever D. What does not fit is projected anew for each update.
+    Batches and products over modes are kept where they fit into `memory` bytes: bond b, between places b - 1 and b of
+    the format's chain, holds the product of all projections to its left or to its right, and passing a mode turns one
+    bond over. So a sweep costs one projection per factor update, whatever D. What does not fit is projected anew for
+    each update.
 
     :param data: The rows, read again for every update unless kept. Where several processes hold rows, the sums are
         those of all of them.
@@ -235,18 +239,27 @@ class Design:
         missing = self.data.summary.num_missing()
         self.tables = [moment_table(b, has_missing=bool(m)) for b, m in zip(bases, missing, strict=True)]
         self.bases = list(bases)
-        self._position = 0  # of products over modes that are made anew
         self._marginals: list[Marginal] | None = None
-        if self._kept is not None:
-            self._kept = [_Rows(rows.batch, self.tables, rows.distinct, self.format) for rows in self._kept]
+        self.set_format(self.format)
 
-    def reset(self, position: int = 0) -> None:
+    def set_format(self, weights: WeightFormat) -> None:
+        """
+        Go on with another format of the weights, and the rows that have been kept.
+
+        :param weights: The format.
+        """
+        self.format = weights
+        self._position = weights.chain(len(self.bases))[0]  # the mode at which products are made anew
+        if self._kept is not None:
+            self._kept = [_Rows(rows.batch, self.tables, rows.distinct, weights) for rows in self._kept]
+
+    def reset(self, position: int | None = None) -> None:
         """
         Forget kept products: needed when any factor but the last one updated has changed.
 
-        :param position: The mode from where the next update is reached.
+        :param position: The mode from where the next update is reached; by default the first one of the chain.
         """
-        self._position = position
+        self._position = self.format.chain(len(self.bases))[0] if position is None else position
         for rows in self._kept or ():
             rows.bonds = None
 
@@ -293,7 +306,7 @@ class Design:
         """
         scale, parts = factors[0].new_ones(()), [factors[0].new_empty(0)]
         for rows in self._rows():
-            _, values = rows.products(0, factors, scale)
+            _, values = rows.products(rows.chain[0], factors, scale)
             weight = torch.ones_like(values) if rows.batch.weight is None else rows.batch.weight
             parts.append(-0.5 * (weight * (rows.batch.y - values).square() / noise + math.log(noise)))
         return torch.cat(parts)
@@ -303,7 +316,7 @@ class Design:
         Multiply the products that are kept at a bond: the factors on one side of it have been multiplied, those on the
         other divided.
 
-        :param bond: Between modes `bond - 1` and `bond`.
+        :param bond: Between places `bond - 1` and `bond` of the chain.
         :param matrix: `(r, r)`.
         """
         for rows in self._kept or ():
@@ -369,12 +382,12 @@ class Design:
 
     def fill(self, factors: Sequence[Tensor], scale: Tensor) -> None:
         """
-        Make the products that :meth:`sums` keeps now, as they stand before an update of the first mode.
+        Make the products that :meth:`sums` keeps now, as they stand before an update of the chain's first mode.
 
         :param factors: As for :meth:`sums`.
         :param scale: As for :meth:`sums`.
         """
-        for _ in self._products(0, factors, scale):
+        for _ in self._products(self.format.chain(len(factors))[0], factors, scale):
             pass
 
     def _products(self, d: int, factors: Sequence[Tensor], scale: Tensor) -> Iterator[tuple[_Rows, Tensor, Tensor]]:
@@ -406,7 +419,7 @@ class Design:
         for rows in self._rows():
             # Kept products stand at some mode; from there f costs one projection.
             evaluate = rows.products if rows.bonds is None else rows.move
-            _, values = evaluate(0 if rows.bonds is None else rows.position, factors, scale)
+            _, values = evaluate(rows.chain[0 if rows.bonds is None else rows.place], factors, scale)
             total += function(self._weighed(rows.batch, first_row), values, first_row)
             first_row += rows.batch.num_rows
         return self.data.processes.sum(total)

@@ -25,7 +25,7 @@ from ..errors import SizeError
 #: Root-mean-square over the data of the functions of a factor's rows: mode, factor `(K, M)` -> `(K,)`.
 Norms = Callable[[int, Tensor], Tensor]
 
-#: Kept products of a bond, and the matrix by which they change: see :meth:`Weights.move_to`.
+#: Kept products of a bond, by its place in the chain, and the matrix by which they change: see :meth:`Weights.move_to`.
 Turn = tuple[int, Tensor]
 
 #: Formats by name, to restore them from a `state_dict`; a subclass that has a name is entered here.
@@ -186,6 +186,51 @@ class WeightFormat(ABC):
         """
         return type(self)(rank)
 
+    # The order of the modes
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the format leaves something to the data, which :meth:`arranged` decides."""
+        return False
+
+    def chain(self, num_dims: int) -> Sequence[int]:
+        """
+        The modes in the order in which their projections are multiplied, by default that of the columns.
+
+        :param num_dims: D.
+        """
+        return range(num_dims)
+
+    def arranged(self: _Format, interactions: Tensor) -> _Format:
+        """
+        The same format with the order of its modes decided.
+
+        :param interactions: Variance that each pair of inputs explains beyond what they do alone, `(D, D)`.
+        """
+        return self
+
+    def state(self) -> dict[str, Any]:
+        """What names the format in a `state_dict`, beside its rank."""
+        return {"format": self.kind}
+
+    @staticmethod
+    def from_state(state: dict[str, Any]) -> WeightFormat:
+        """
+        The format that :meth:`state` described, of any rank.
+
+        :param state: The description, among other things.
+        """
+        return FORMATS[state.get("format", "cp")].described(state)
+
+    @classmethod
+    def described(cls, state: dict[str, Any]) -> WeightFormat:
+        """
+        A format of this class.
+
+        :param state: As for :meth:`from_state`.
+        """
+        return cls()
+
     # Shapes
 
     @abstractmethod
@@ -199,7 +244,7 @@ class WeightFormat(ABC):
     @abstractmethod
     def bonds(self, heights: Sequence[int]) -> list[int]:
         """
-        Sizes of the products that are passed on between neighbouring modes, D - 1 of them.
+        Sizes of the products that are passed on between neighbouring modes, D - 1 of them, along the chain.
 
         :param heights: :math:`K_d`.
         """
@@ -278,8 +323,8 @@ class WeightFormat(ABC):
         :return: `(S, n)`, differentiable in `x`.
         """
         left: Tensor | None = None
-        for d, (basis, factor) in enumerate(zip(bases, factors, strict=True)):
-            rows = factor.transpose(0, 1)  # (K, S, M)
+        for d in self.chain(len(bases)):
+            basis, rows = bases[d], factors[d].transpose(0, 1)  # (K, S, M)
             projection = basis.combine(x[:, d], rows.flatten(0, 1)).mT.unflatten(0, rows.shape[:2])  # (K, S, n)
             left = self.advance(left, projection)
         assert left is not None
@@ -294,15 +339,16 @@ class WeightFormat(ABC):
         """
         if len(projections) == 1:
             return [torch.ones_like(projections[0])]
+        chain = self.chain(len(projections))
         rights: list[Tensor | None] = [None]
-        for projection in reversed(projections[1:]):
-            rights.append(self.retreat(projection.clone(), rights[-1]))
+        for d in chain[:0:-1]:
+            rights.append(self.retreat(projections[d].clone(), rights[-1]))
         left: Tensor | None = None
-        products = []
-        for projection, right in zip(projections, reversed(rights), strict=True):
-            products.append(self.join(left, right))
+        products = list(projections)
+        for d, right in zip(chain, reversed(rights), strict=True):
+            products[d] = self.join(left, right)
             if right is not None:
-                left = self.advance(left, projection.clone())
+                left = self.advance(left, projections[d].clone())
         return products
 
     # Weights

@@ -331,6 +331,14 @@ class Screening:
         factors[0][others] *= _sizes(rank, generator)[others].to(self.means)
         return factors
 
+    def interactions(self) -> Tensor:
+        """Variance that each pair of inputs explains beyond what they do alone, `(D, D)`, zero on the diagonal."""
+        found = self.means.new_zeros(len(self.modes), len(self.modes))
+        if self.effects is not None:
+            first, second = self.effects.modes.mT
+            found.index_put_((first, second), self.effects.sizes.square() * (first != second), accumulate=True)
+        return found + found.mT
+
     def state(self) -> dict[str, Any]:
         """Tensors and numbers that :meth:`from_state` reads."""
         return {
@@ -354,19 +362,6 @@ class Screening:
             state["means"],
             None if effects is None else Effects(**effects),
         )
-
-
-def screened(design: Design, covariances: Sequence[Covariance], rank: int, generator: torch.Generator) -> list[Tensor]:
-    """
-    :meth:`Screening.start` of the rows of a design.
-
-    :param design: The rows.
-    :param covariances: V of each mode.
-    :param rank: R.
-    :param generator: Source of random numbers.
-    :return: Whitened weights, D tensors `(R, M_d)`.
-    """
-    return Screening.of(design, covariances).start(rank, generator)
 
 
 def _signs(vectors: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,10 @@ from ..bases.covariance import covariance_state, covariances_from_state
 from ..cp.conditional import Conditional, DenseGram
 from ..cp.design import Design
 from ..cp.evidence import FactorData
-from ..cp.format import Weights
+from ..cp.format import WeightFormat, Weights
 from ..cp.levels import LevelConditional
 from ..cp.penalty import FrobeniusPenalty, Penalty
-from ..cp.start import near_constant, screened
+from ..cp.start import Screening, near_constant
 from ..cp.sums import FactorSums
 from ..data.checkpoint import Checkpoint, as_checkpoint, fit_identity, move_tensors, require_same_fit
 from ..data.parallel import as_processes
@@ -274,19 +275,19 @@ def _run(
     after_update: Callable[[], None],
     checkpoint: Checkpoint,
 ) -> None:
-    """The sweeps: update mode 0, then back and forth."""
-    last = fit.num_dims - 1
-    order = [*range(1, last + 1), *range(last - 1, -1, -1)] or [0]
+    """The sweeps: update the first mode of the chain, then back and forth."""
+    last, chain = fit.num_dims - 1, fit.model.weights.chain(fit.num_dims)
+    order = [*chain[1:], *chain[-2::-1]] or [0]
     # One dimension is solved by one update.
     num_sweeps = max_sweeps if last > 0 or fit.step is not None or fit.reweights else 0
     if not result.objective:
-        fit.update(0, result.objective)
+        fit.update(chain[0], result.objective)
         after_update()
     while result.sweeps < num_sweeps and not result.converged:
         before = result.objective[-1]
         learns = fit.step is not None and _learns(result.sweeps, last)
         for position, d in enumerate(order):
-            fit.update(d, result.objective, learn=learns and (position < last or d == 0))  # once for each mode
+            fit.update(d, result.objective, learn=learns and (position < last or d == chain[0]))  # once for each mode
             after_update()
         result.sweeps += 1
         after = result.objective[-1]
@@ -429,6 +430,11 @@ class ALSFit:
         """Given factors, those of an earlier fit, or components that the data show."""
         form = self.model.weights
         expected = form.shapes([mode.num_functions for mode in self.separable.modes])
+        if initial_factors is not None and form.is_undecided:
+            raise InputError(
+                f"initial_factors belong to an order of the inputs, which {form!r} has not decided yet. Give the order "
+                "as a list."
+            )
         if initial_factors is not None:
             shapes = [tuple(factor.shape) for factor in initial_factors]
             if shapes != expected:
@@ -441,19 +447,27 @@ class ALSFit:
             parts = zip(fitted.weights.balanced(), self.covariances, fitted.covariances, strict=True)
             self._set([w if new.equals(old) else new.rewhiten(w, old) for w, new, old in parts], True)
         else:
-            self._set(self._components(screened, generator), False)
+            screening = Screening.of(self.design, self.covariances)
+            self._decide(form.arranged(screening.interactions()))
+            self._set(self._factors(screening.start, generator), False)
 
-    def _components(self, start: Callable[..., list[Tensor]], generator: torch.Generator) -> list[Tensor]:
+    def _decide(self, form: WeightFormat) -> None:
+        """Go on with a format that leaves nothing to the data."""
+        self.model.weights = form
+        self.design.set_format(form)
+
+    def _factors(
+        self, start: Callable[[int, torch.Generator], list[Tensor]], generator: torch.Generator
+    ) -> list[Tensor]:
         """Factors from components of a kind of start."""
         form = self.model.weights
-        num = form.num_components(self.num_dims)
-        return form.from_components(start(self.design, self.covariances, num, generator))
+        return form.from_components(start(form.num_components(self.num_dims), generator))
 
     def restart(self, generator: torch.Generator, reached: float) -> None:
         """A random start near the constant function; present weights come back if its first update is no better."""
         self.fallback = self.weights, self.raw, reached
         self.restarts -= 1
-        self._set(self._components(near_constant, generator), False)
+        self._set(self._factors(partial(near_constant, self.design, self.covariances), generator), False)
 
     def has_died(self, objective: float) -> bool:
         """Whether the weights are no better than zero."""
@@ -579,6 +593,7 @@ class ALSFit:
             "converged": result.converged,
             "generator": generator.get_state(),
             "restarts": self.restarts,
+            **self.model.weights.state(),
             "weights": self.weights.state(),
             "raw": self.raw,
             **covariance_state(self.covariances),
@@ -597,6 +612,7 @@ class ALSFit:
         state = move_tensors(state, device)
         self.restarts, self.raw = state["restarts"], state["raw"]
         self.covariances = covariances_from_state(state)
+        self._decide(WeightFormat.from_state(state).with_rank(self.model.rank))
         self.weights = self.model.weights.restore(state["weights"])
         if state["fallback"] is not None:
             weights, raw, reached = state["fallback"]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..bases.covariance import Covariance
 from ..cp.design import Design
+from ..cp.format import WeightFormat
 from ..cp.start import Screening, near_constant
 from ..data.checkpoint import (
     Checkpoint,
@@ -178,6 +179,7 @@ def fit_gibbs(
         try:
             entropy = processes.share(np.random.SeedSequence(seed).entropy)
             fit = GibbsFit(model, training, earlier, memory, entropy, extends=new_rows is None)
+            fit.arrange(saved)
             if earlier is None and num_warmup != 0:
                 fit.race(saved)
             plan = fit.choose_plan(num_warmup, num_draws, num_chains)
@@ -336,6 +338,21 @@ class GibbsFit:
                 self.held_out = all_rows.thinned(self.plan.num_held_out, key, skip=rows[0])
         return self.plan
 
+    def arrange(self, saved: dict[str, Any] | None = None) -> None:
+        """
+        Decide about the order of the inputs, where the format of the weights leaves it to the data.
+
+        :param saved: What :meth:`state` described, where this has been decided before.
+        """
+        form = self.model.weights
+        if form.is_undecided:
+            if saved is None:
+                form = form.arranged(self._screen().interactions())
+            else:
+                form = WeightFormat.from_state(saved).with_rank(form.rank)
+            self.model.weights = form
+            self.designs[-1].set_format(form)
+
     def race(self, saved: dict[str, Any] | None = None) -> None:
         """
         Decide by short chains and training rows that these have not seen. Columns that crowd are warped, all of them or
@@ -356,7 +373,7 @@ class GibbsFit:
             summary = self.training.summary
             found = InputWarp.from_data(summary.sample, summary.lower, summary.upper, keep=self.separable.categorical)
             model.warp = self.training.inputs = found.only(columns)
-            self.designs = [self._mapped(plain, model.warp)]
+            self.designs, self.screening = [self._mapped(plain, model.warp)], None
             self.designs[-1].marginals()
 
     def _mapped(self, plain: Design, warp: InputWarp) -> Design:
@@ -411,8 +428,7 @@ class GibbsFit:
         sampler = self._sampler_on(seen, rng, rank)
         scores = []
         for sweep in range(RACE_SWEEPS):
-            order = range(self.num_dims) if sweep % 2 == 0 else range(self.num_dims)[::-1]
-            sampler.sweep(state, order, min(0.5, 5 / (sweep + 5)), sweep / RACE_SWEEPS)
+            sampler.sweep(state, self._modes(sweep), min(0.5, 5 / (sweep + 5)), sweep / RACE_SWEEPS)
             if sweep >= RACE_SWEEPS - NUM_SCORED:
                 scores.append(held_out.log_densities(state.factors, self.augmentation.noise(state.parameters)))
         self.hyperparameters.set(self.all_slots, self.start)
@@ -515,11 +531,10 @@ class GibbsFit:
         if self.model.adapts_num_basis and 0 < run.sweep in (first // 4, first // 2):
             self._adapt_num_basis(run.state)
             run.sampler = self._sampler(run.rng, self._stage(run))
-        modes, state, num_warmup = range(self.num_dims), run.state, run.ends[-1]
-        order = modes if (run.before + run.sweep) % 2 == 0 else modes[::-1]
+        state, num_warmup = run.state, run.ends[-1]
         is_warm = run.sweep >= num_warmup
         adapt, progress = (0.0, 1.0) if is_warm else (min(0.5, 5 / (run.sweep + 5)), run.sweep / num_warmup)
-        run.sampler.sweep(state, order, adapt, progress)
+        run.sampler.sweep(state, self._modes(run.before + run.sweep), adapt, progress)
         run.last = run.sampler.energies
         run.peak = torch.maximum(run.peak, run.last)
         if is_warm:
@@ -533,6 +548,11 @@ class GibbsFit:
         if self.held_out is not None and first - NUM_SCORED <= run.sweep - 1 < first:
             noise = self.augmentation.noise(state.parameters)
             run.scores.append(self.held_out.log_densities(state.factors, noise))
+
+    def _modes(self, sweep: int) -> Sequence[int]:
+        """The order in which a sweep visits the modes: along the chain, every other time back."""
+        chain = self.model.weights.chain(self.num_dims)
+        return chain if sweep % 2 == 0 else chain[::-1]
 
     def _settle(self, run: _Run) -> None:
         """End the present stage of the warm-up early where the noise has stopped falling."""
@@ -585,6 +605,7 @@ class GibbsFit:
         """
         kept = {name: getattr(run, name) for name in RUN_STATE}
         return {
+            **self.model.weights.state(),
             "chains": [vars(chain) for chain in chains],
             "run": {**kept, "state": vars(run.state), "rng": run.rng.bit_generator.state},
             "coordinates": self.hyperparameters.get(self.all_slots),
@@ -611,25 +632,26 @@ class GibbsFit:
         kept = {name: saved["run"][name] for name in RUN_STATE}
         kept["hyperparameters"] = [values.cpu() for values in kept["hyperparameters"]]
         run = _Run(number, rng, state, self._sampler(rng), before, **kept)
-        went_back = (before + run.sweep) % 2 == 0
         # The rows of the last sweep, from where its last mode was.
         run.sweep -= 1
         stage = self._stage(run)
         run.sweep += 1
-        run.sampler = self._sampler(rng, stage, position=0 if went_back else self.num_dims - 1)
+        run.sampler = self._sampler(rng, stage, position=self._modes(before + run.sweep - 1)[-1])
         return run
 
-    def _sampler(self, rng: np.random.Generator, stage: int = 0, position: int = 0) -> GibbsSampler:
+    def _sampler(self, rng: np.random.Generator, stage: int = 0, position: int | None = None) -> GibbsSampler:
         """
         A sampler on the rows of a stage.
 
         :param rng: Source of random numbers.
         :param stage: The stage.
-        :param position: The mode that was visited last.
+        :param position: The mode that was visited last; None before the first visit.
         """
         return self._sampler_on(self.designs[stage], rng, self.plan.rank, position)
 
-    def _sampler_on(self, design: Design, rng: np.random.Generator, rank: int, position: int = 0) -> GibbsSampler:
+    def _sampler_on(
+        self, design: Design, rng: np.random.Generator, rank: int, position: int | None = None
+    ) -> GibbsSampler:
         design.reset(position)
         make = GibbsSampler if self.second is None else partial(JointSampler, self.second)
         return make(
@@ -842,13 +864,16 @@ def _target_identity(model: TKRR, summary: Summary) -> dict[str, Any]:
     rows = {name: getattr(summary, name) for name in names}
     fraction = torch.linspace(0, 1, 33, dtype=torch.float64, device=summary.lower.device).unsqueeze(-1)
     grid = summary.lower + fraction * (summary.upper - summary.lower)
+    sizes = [mode.num_functions for mode in model.separate().modes]
+    order = list(model.weights.chain(len(sizes)))
     identity = {
         **{f"{name} of the data": value for name, value in rows.items()},
         "the mean function": model.mean_module(grid.to(next(model.mean_module.parameters(), grid).dtype)).double(),
         "the box": torch.stack(model.domain.sides(summary.num_dims)),
-        "num_basis": [mode.num_functions for mode in model.separate().modes],
+        "num_basis": sizes,
         "rank": model.rank,
         "the format of the weights": model.weights.kind,
+        **({} if order == sorted(order) else {"the order of the inputs": order}),
         **_rules(model.covar_module, "kernel"),
         **_rules(model.likelihood, "likelihood"),
     }

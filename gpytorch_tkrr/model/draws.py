@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..bases.basis import Basis
-from ..cp.format import FORMATS, WeightFormat
+from ..cp.format import WeightFormat
 from .posterior import Posterior
 
 
@@ -88,7 +88,7 @@ class DrawsPosterior(Posterior):
     def state(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
-            "format": self.format.kind,
+            **self.format.state(),
             "factors": self.factors,
             "parameters": self.parameters,
             "hyperparameters": self.hyperparameters,
@@ -100,7 +100,7 @@ class DrawsPosterior(Posterior):
     def from_state(cls, state: dict[str, Any], bases: Sequence[Basis]) -> DrawsPosterior:
         parameters = state["parameters"] if "parameters" in state else {"noise": state["noise"]}  # earlier files
         draws = (parameters, state["hyperparameters"], state["chains"], state["resume"])
-        return cls(bases, state["factors"], *draws, FORMATS[state.get("format", "cp")]())
+        return cls(bases, state["factors"], *draws, WeightFormat.from_state(state))
 
     def to(self, device: torch.device, bases: Sequence[Basis]) -> DrawsPosterior:
         return DrawsPosterior(

@@ -339,12 +339,13 @@ def _variance(form: WeightFormat, own: Sequence[Tensor], pairs: Sequence[Tensor]
     """var f as what each input adds to those before it: a sum of terms that are not negative, `(S,)`."""
     if len(own) == 1:
         return own[0].sum(0).clamp(min=0)
+    chain = form.chain(len(own))
     after: list[Tensor | None] = [None]
-    for second in reversed(seconds[1:]):
-        after.append(form.retreat(second.clone(), after[-1]))
+    for d in chain[:0:-1]:
+        after.append(form.retreat(seconds[d].clone(), after[-1]))
     before: Tensor | None = None
     variance = torch.zeros_like(own[0][0])
-    for covariance, pair, later in zip(own, pairs, reversed(after), strict=True):
-        variance = variance + (covariance * form.join(before, later)).sum(0).clamp(min=0)
-        before = None if later is None else form.advance(before, pair.clone())
+    for d, later in zip(chain, reversed(after), strict=True):
+        variance = variance + (own[d] * form.join(before, later)).sum(0).clamp(min=0)
+        before = None if later is None else form.advance(before, pairs[d].clone())
     return variance

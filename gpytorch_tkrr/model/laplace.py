@@ -24,7 +24,7 @@ from ..bases.basis import Basis
 from ..bases.covariance import Covariance, covariance_state, covariances_from_state
 from ..cp.conditional import Conditional, design_rows
 from ..cp.design import Design
-from ..cp.format import FORMATS, WeightFormat, Weights
+from ..cp.format import WeightFormat, Weights
 from ..cp.levels import LevelConditional
 from ..cp.penalty import Penalty
 from ..errors import NotFittedError
@@ -122,7 +122,7 @@ class LaplacePosterior(Posterior):
         """Tensors that describe the posterior; blocks only while they are small."""
         state: dict[str, Any] = {
             "kind": self.kind,
-            "format": self.format.kind,
+            **self.format.state(),
             **self.weights.state(),
             **covariance_state(self.covariances),
             "noise": self.noise.squeeze(0),
@@ -136,7 +136,7 @@ class LaplacePosterior(Posterior):
     @classmethod
     def from_state(cls, state: dict[str, Any], bases: Sequence[Basis]) -> LaplacePosterior:
         blocks = [Conditional.from_factor(*block) for block in state["blocks"]] if "blocks" in state else None
-        weight_format = FORMATS[state.get("format", "cp")]()
+        weight_format = WeightFormat.from_state(state)
         covariances = covariances_from_state(state)
         weights = weight_format.restore(state)
         return cls(bases, weights, covariances, state["noise"], blocks, weight_format=weight_format)
@@ -171,9 +171,9 @@ def laplace_blocks(
     """
     raw = [covariance.unwhiten(factor) for factor, covariance in zip(weights.factors, covariances, strict=True)]
     scale = weights.scales()
-    blocks: list[Conditional | LevelConditional] = []
-    for d in range(weights.num_dims):
+    blocks: dict[int, Conditional | LevelConditional] = {}
+    for d in design.format.chain(weights.num_dims):
         sums = design.sums(d, raw, scale)
         form = strength * penalty.form(weights, d)
-        blocks.append(sums.gram_for_solving().conditional(covariances[d], form, 1 / information))
-    return blocks, sums.square
+        blocks[d] = sums.gram_for_solving().conditional(covariances[d], form, 1 / information)
+    return [blocks[d] for d in range(weights.num_dims)], sums.square

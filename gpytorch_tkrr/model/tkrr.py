@@ -185,6 +185,7 @@ class TKRR(GP):
         if train_x is not None and train_y is not None:
             self.train_inputs, self.train_targets = self._checked_rows(train_x, train_y)
             summary = self._summarise()
+            self.weights.chain(summary.num_dims)  # an order of other inputs is refused
             self._choose(summary)
             self._prepare_observation(summary)
             self.training_range = self._range_of(summary)
@@ -273,6 +274,7 @@ class TKRR(GP):
         data = data if isinstance(data, Summary) else self.training_data(data)
         summary = data if isinstance(data, Summary) else data.summary
         check_num_dims(summary.num_dims, self._known_num_dims())
+        self.weights.chain(summary.num_dims)
         with rollback_on_error(self):
             if self.covar_module is None or self.domain is None:
                 self._choose(summary)
@@ -587,7 +589,11 @@ class TKRR(GP):
             return None
         old, new = (torch.stack(domain.sides(self.num_dims)) for domain in (self._fitted_with[0], self.domain))
         factors = self._posterior.factors
-        is_same = self.weights.heights([each.shape[-1] for each in factors]) == [each.shape[-2] for each in factors]
+        sizes = [each.shape[-1] for each in factors]
+        old_form, num_dims = self._posterior.format, len(factors)
+        is_same = old_form.kind == self.weights.kind
+        is_same = is_same and list(old_form.chain(num_dims)) == list(self.weights.chain(num_dims))
+        is_same = is_same and self.weights.heights(sizes) == [each.shape[-2] for each in factors]
         return self._posterior if is_same and torch.equal(old, new) else None
 
     def draws(self, x: Any) -> Tensor:

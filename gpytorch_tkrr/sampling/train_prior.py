@@ -39,17 +39,19 @@ class SoftBondPrior(WeightPrior, kind="train"):
     The components are the indices of all bonds, after f as a whole, whose precision is always 1.
 
     :param ranks: :math:`r_1, \dots, r_{D-1}`.
+    :param chain: The modes from left to right; None for their own order.
 
     :ivar shape: :math:`a_0`.
     """
 
-    def __init__(self, ranks: Sequence[int]):
+    def __init__(self, ranks: Sequence[int], chain: Sequence[int] | None = None):
         self.ranks = list(ranks)
+        self.chain = range(len(self.ranks) + 1) if chain is None else chain
         self.shape = max(TAU_SHAPE, 4 * len(self.ranks) / TOTAL_SPREAD**2)
 
     @classmethod
     def of(cls, weights: WeightFormat, sizes: Sequence[int]) -> SoftBondPrior:
-        return cls(weights.bonds(weights.heights(sizes)))
+        return cls(weights.bonds(weights.heights(sizes)), weights.chain(len(sizes)))
 
     def rate(self, bond: int) -> float:
         """
@@ -60,24 +62,26 @@ class SoftBondPrior(WeightPrior, kind="train"):
         return math.sqrt((self.shape - 1) * (self.shape - 2) / self.ranks[bond - 1])
 
     def start(self, factors: list[Tensor], parameters: Parameters, steps: Tensor) -> GibbsState:
-        bonds = bond_sizes([len(factor) for factor in factors])
+        bonds = self._bonds(factors)
         values = [1.0] + [math.sqrt(rank) for rank in bonds[1:-1] for _ in range(rank)]
         zeros = [factor.new_zeros(len(factor)) for factor in factors]
         return GibbsState(factors, parameters, factors[0].new_tensor(values), steps, zeros)
 
     def rows(self, state: GibbsState, d: int) -> Tensor:
-        left, right = _by_bond(state.precisions, state)[d : d + 2]
+        place = self.chain.index(d)
+        left, right = self._by_bond(state.precisions, state)[place : place + 2]
         return torch.outer(left, right).flatten() * (2 * state.log_scales[d]).exp()
 
     def mean_squares(self, found: Tensor | None, state: GibbsState, d: int, gram: DenseGram | LevelGram) -> Tensor:
         found = torch.zeros_like(state.precisions) if found is None else found.clone()
-        bonds, factor = bond_sizes([len(each) for each in state.factors]), state.factors[d]
-        core = factor.reshape(bonds[d], bonds[d + 1], -1)
-        start = 1 + sum(bonds[1:d])  # where the indices of the bond before this core are
-        if d == 0:
+        bonds, factor, place = self._bonds(state.factors), state.factors[d], self.chain.index(d)
+        core = factor.reshape(bonds[place], bonds[place + 1], -1)
+        start = 1 + sum(bonds[1:place])  # where the indices of the bond before this core are
+        if place == 0:
             found[0] = (factor * gram.apply(factor)).sum()
-        for side, first, is_inner in ((0, start, d > 0), (1, start + (bonds[d] if d else 0), d < len(bonds) - 2)):
-            for i in range(bonds[d + side] if is_inner else 0):
+        last = len(bonds) - 2
+        for side, first, is_inner in ((0, start, place > 0), (1, start + (bonds[place] if place else 0), place < last)):
+            for i in range(bonds[place + side] if is_inner else 0):
                 part = torch.zeros_like(core)
                 part.select(side, i).copy_(core.select(side, i))
                 part = part.reshape(factor.shape)
@@ -85,9 +89,9 @@ class SoftBondPrior(WeightPrior, kind="train"):
         return found
 
     def draw(self, state: GibbsState, energies: list[np.ndarray], counts: np.ndarray, rng: np.random.Generator) -> None:
-        tau = [values.cpu().numpy().copy() for values in _by_bond(state.precisions, state)]
+        tau = [values.cpu().numpy().copy() for values in self._by_bond(state.precisions, state)]
         for bond in range(1, len(tau) - 1):
-            before, after, num = _around(bond, tau, energies, counts)
+            before, after, num = self._around(bond, tau, energies, counts)
             rate = self.rate(bond) + (before + after) / 2
             tau[bond] = rng.standard_gamma(self.shape + num.sum() / 2, len(rate)) / rate
         joined = np.concatenate([tau[0], *tau[1:-1]])
@@ -104,28 +108,28 @@ class SoftBondPrior(WeightPrior, kind="train"):
         :param counts: As for :meth:`draw`.
         :param rng: Source of random numbers.
         """
-        tau = [values.cpu().numpy() for values in _by_bond(state.precisions, state)]
+        tau = [values.cpu().numpy() for values in self._by_bond(state.precisions, state)]
         for bond in range(1, len(tau) - 1):
-            before, after, num = _around(bond, tau, energies, counts)
+            before, after, num = self._around(bond, tau, energies, counts)
             a, b = (np.maximum(tau[bond] * each, 1e-300) for each in (before, after))
             t = move_scales(a, b, np.full_like(a, num[0] - num[1]), rng)
             columns, rows = np.tile(t, len(tau[bond - 1])), np.repeat(t, len(tau[bond + 1]))
-            energies[bond - 1] = energies[bond - 1] * np.exp(2 * columns)
-            energies[bond] = energies[bond] * np.exp(-2 * rows)
+            left, right = self.chain[bond - 1], self.chain[bond]
+            energies[left] = energies[left] * np.exp(2 * columns)
+            energies[right] = energies[right] * np.exp(-2 * rows)
             device = state.precisions.device
-            state.log_scales[bond - 1] += torch.from_numpy(columns).to(device)
-            state.log_scales[bond] -= torch.from_numpy(rows).to(device)
+            state.log_scales[left] += torch.from_numpy(columns).to(device)
+            state.log_scales[right] -= torch.from_numpy(rows).to(device)
 
     def keep(self, state: GibbsState, alive: Tensor, energies: Tensor) -> None:
-        masks = _by_bond(alive, state)
-        for mask, sizes in zip(masks, _by_bond(energies, state), strict=True):
+        masks = self._by_bond(alive, state)
+        for mask, sizes in zip(masks, self._by_bond(energies, state), strict=True):
             mask[sizes.argmax()] = True
         masks[0][:] = masks[-1][:] = True
-        factors, scales = [], []
-        for d, (factor, scale) in enumerate(zip(state.factors, state.log_scales, strict=True)):
-            both = torch.outer(masks[d], masks[d + 1]).flatten()
-            factors.append(factor[both])
-            scales.append(scale[both])
+        factors, scales = list(state.factors), list(state.log_scales)
+        for place, d in enumerate(self.chain):
+            both = torch.outer(masks[place], masks[place + 1]).flatten()
+            factors[d], scales[d] = factors[d][both], scales[d][both]
         state.precisions = state.precisions[torch.cat(masks[:-1])]
         state.factors, state.log_scales = factors, scales
 
@@ -139,19 +143,21 @@ class SoftBondPrior(WeightPrior, kind="train"):
             return 1.0
         return float((energies[:, 1:] > MIN_EFFECT).sum(-1).double().mean()) / len(self.ranks)
 
+    def _bonds(self, factors: Sequence[Tensor]) -> list[int]:
+        """:math:`r_0, \\dots, r_D`, fewer than the prior was made for where indices have been dropped."""
+        return bond_sizes([len(factors[d]) for d in self.chain])
 
-def _by_bond(values: Tensor, state: GibbsState) -> list[Tensor]:
-    """Values of the components, bond by bond from 0 to D; those at both ends stand for f as a whole."""
-    bonds = bond_sizes([len(factor) for factor in state.factors])
-    whole, *inner = values.split([1, *bonds[1:-1]])
-    return [whole.clone(), *(part.clone() for part in inner), whole.clone()]
+    def _by_bond(self, values: Tensor, state: GibbsState) -> list[Tensor]:
+        """Values of the components, bond by bond from 0 to D; those at both ends stand for f as a whole."""
+        whole, *inner = values.split([1, *self._bonds(state.factors)[1:-1]])
+        return [whole.clone(), *(part.clone() for part in inner), whole.clone()]
 
-
-def _around(
-    bond: int, tau: Sequence[np.ndarray], energies: Sequence[np.ndarray], counts: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each index of a bond the weighted energies of the core before and after it, and their numbers of weights."""
-    left, here, right = tau[bond - 1 : bond + 2]
-    before = left @ energies[bond - 1].reshape(len(left), len(here))
-    after = energies[bond].reshape(len(here), len(right)) @ right
-    return before, after, np.array([len(left) * counts[bond - 1], len(right) * counts[bond]])
+    def _around(
+        self, bond: int, tau: Sequence[np.ndarray], energies: Sequence[np.ndarray], counts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each index of a bond the weighted energies of the core before and after it, and their weights' number."""
+        left, here, right = tau[bond - 1 : bond + 2]
+        one, two = self.chain[bond - 1], self.chain[bond]
+        before = left @ energies[one].reshape(len(left), len(here))
+        after = energies[two].reshape(len(here), len(right)) @ right
+        return before, after, np.array([len(left) * counts[one], len(right) * counts[two]])

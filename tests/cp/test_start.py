@@ -11,7 +11,7 @@ from torch import Tensor
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.cp.design import Design
-from gpytorch_tkrr.cp.start import MIN_RIDGE, Effects, Mode, near_constant, screened
+from gpytorch_tkrr.cp.start import MIN_RIDGE, Effects, Mode, Screening, near_constant
 from gpytorch_tkrr.inference import gibbs
 
 
@@ -21,6 +21,10 @@ def _setup(x: Tensor, y: Tensor, *, weight: Tensor | None = None, memory: int = 
     model.prepare(training)
     modes = model.separate().modes
     return Design(training, [mode.basis for mode in modes], memory=memory), [m.covariance().detach() for m in modes]
+
+
+def screened(design: Design, covariances, rank: int, generator: torch.Generator) -> list[Tensor]:
+    return Screening.of(design, covariances).start(rank, generator)
 
 
 def _values(design: Design, covariances, factors: list[Tensor], x: Tensor) -> Tensor:
