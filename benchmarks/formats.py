@@ -51,10 +51,11 @@ def run(args: argparse.Namespace) -> Report:
         report.attempt(name, partial(_run_set, report, args, name))
     report.rows.sort(key=lambda row: SETS.index(row["data"]))
     report.notes += [
-        f"Default kernel, {args.num_basis} sines per input, inputs in the order of their columns; {args.splits} splits "
-        f"90/10. CP has the rank whose number of weights is nearest to that of the tensor train. Gibbs: one chain, "
-        f"{args.draws} warm-up sweeps and as many draws. ALS: hyperparameters learned, at most 20 sweeps, block "
-        f"Laplace. {ROBOT_ARM} and {FLIGHTS}: {args.rows} rows chosen at random. seconds: processor time, one thread.",
+        f"Default kernel, {args.num_basis} sines per input; inputs in the order of their columns, and in that of "
+        f"ByInteraction(); {args.splits} splits 90/10. CP has the rank whose number of weights is nearest to that of the "
+        f"tensor train. Gibbs: one chain, {args.draws} warm-up sweeps and as many draws. ALS: hyperparameters learned, "
+        f"at most 20 sweeps, block Laplace. {ROBOT_ARM} and {FLIGHTS}: {args.rows} rows chosen at random. seconds: "
+        "processor time, one thread.",
         *summarise(report.rows),
     ]
     return report
@@ -80,7 +81,7 @@ def load(args: argparse.Namespace, name: str, split: int) -> tuple[Tensor, Tenso
 
 def formats_of(rank: int, sizes: list[int]) -> dict[str, tuple[WeightFormat, int]]:
     """
-    A tensor train, and CP weights that are nearest to it in number; with these numbers.
+    A tensor train in both orders of the inputs, and CP weights that are nearest to it in number; with these numbers.
 
     :param rank: Of the tensor train.
     :param sizes: Number of functions of each mode.
@@ -88,7 +89,11 @@ def formats_of(rank: int, sizes: list[int]) -> dict[str, tuple[WeightFormat, int
     train = tkrr.TensorTrain(rank)
     num = sum(height * size for height, size in zip(train.heights(sizes), sizes, strict=True))
     components = max(round(num / sum(sizes)), 1)
-    return {"TensorTrain": (train, num), "CP": (tkrr.CP(components), components * sum(sizes))}
+    return {
+        "TensorTrain": (train, num),
+        "TensorTrain, ordered": (tkrr.TensorTrain(rank, order=tkrr.ByInteraction()), num),
+        "CP": (tkrr.CP(components), components * sum(sizes)),
+    }
 
 
 def fit_gibbs(model: tkrr.TKRR, args: argparse.Namespace, seed: int) -> None:
@@ -154,7 +159,7 @@ def _predict(
 
 def summarise(rows: list[dict[str, Any]]) -> list[str]:
     """
-    One line for each set, fit and number of weights: means over splits, and on how many the tensor train is better.
+    One line for each set, fit and number of weights: means over splits, and on how many a tensor train is better.
 
     :param rows: The rows of the report.
     """
@@ -162,15 +167,19 @@ def summarise(rows: list[dict[str, Any]]) -> list[str]:
     for name, fit, rank in dict.fromkeys((row["data"], row["fit"], row["train_rank"]) for row in rows):
         own = [row for row in rows if (row["data"], row["fit"], row["train_rank"]) == (name, fit, rank)]
         own.sort(key=lambda row: row["split"])
-        train, cp = ([row for row in own if row["format"] == form] for form in ("TensorTrain", "CP"))
+        by_format = {
+            form: [row for row in own if row["format"] == form] for form in dict.fromkeys(r["format"] for r in own)
+        }
         cells = [
-            f"{label} ({each[0]['weights']} weights) {fmean(r['nlpd'] for r in each):.3f} / "
-            f"{fmean(r['rmse'] for r in each):.4f} / {fmean(r['seconds'] for r in each):.0f} s"
-            for label, each in ((f"TensorTrain({rank})", train), (f"CP({cp[0]['rank']})", cp))
+            f"{form} ({each[0]['weights']} weights) {fmean(r['nlpd'] for r in each):.3f} / "
+            f"{fmean(r['rmse'] for r in each):.4f} / {fmean(r['seconds'] for r in each):.1f} s"
+            for form, each in by_format.items()
         ]
-        wins = {score: sum(a[score] < b[score] for a, b in zip(train, cp, strict=True)) for score in ("nlpd", "rmse")}
-        lines.append(
-            f"{name}, {fit} (nlpd / rmse): {'; '.join(cells)}. The tensor train is better in nlpd on {wins['nlpd']}, "
-            f"in rmse on {wins['rmse']} of {len(train)} splits."
-        )
+        cp = by_format.pop("CP")
+        wins = [
+            f"{form} is better than CP in nlpd on {sum(a['nlpd'] < b['nlpd'] for a, b in zip(each, cp, strict=True))}, "
+            f"in rmse on {sum(a['rmse'] < b['rmse'] for a, b in zip(each, cp, strict=True))} of {len(cp)} splits."
+            for form, each in by_format.items()
+        ]
+        lines.append(f"{name}, {fit}, rank {rank} (nlpd / rmse): {'; '.join(cells)}. {' '.join(wins)}")
     return lines

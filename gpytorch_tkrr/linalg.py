@@ -1,4 +1,4 @@
-"""A Cholesky factorisation that gives way gracefully."""
+"""Factorisations that rounding does not upset."""
 
 from __future__ import annotations
 
@@ -52,3 +52,15 @@ def jittered_cholesky(matrix: Tensor) -> tuple[Tensor, float]:
         if not failed.any():
             return factor, 10.0**exponent
     raise NotPSDError("The matrix is not positive definite, even after adding 1e-4 of its diagonal.")
+
+
+def steady_signs(vectors: Tensor) -> Tensor:
+    """
+    Signs that make the first large entry of each vector positive: that of an eigenvector is left to rounding.
+
+    :param vectors: `(..., M)`.
+    :return: `(..., 1)`, plus or minus one.
+    """
+    large = vectors.abs() > vectors.abs().amax(-1, keepdim=True) / 2
+    first = large.to(vectors).argmax(-1, keepdim=True)
+    return torch.where(vectors.gather(-1, first) < 0, -1.0, 1.0).to(vectors)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..bases.covariance import Covariance
 from ..data.source import Batch
+from ..linalg import steady_signs
 from .conditional import Conditional
 from .design import Design, Marginal
 from .levels import LevelGram, LevelTable
@@ -99,7 +100,7 @@ class Mode:
         """Functions of unit variance that carry the largest prior variance, `(Q, M)`; zeros where there are fewer."""
         values, vectors = torch.linalg.eigh(self.gram - self.mean.unsqueeze(-1) * self.mean)
         values, vectors = values[-NUM_DIRECTIONS:].flip(0), vectors[:, -NUM_DIRECTIONS:].flip(1).mT
-        vectors = vectors * _signs(vectors)
+        vectors = vectors * steady_signs(vectors)
         varies = values > MIN_VARIANCE * self.gram.diagonal().sum()
         scale = torch.where(varies, values, torch.ones_like(values)).rsqrt() * varies
         found = scale.unsqueeze(-1) * vectors
@@ -172,7 +173,7 @@ class Category(Mode):
                 values = values - (share * values * other).sum() * other
             square = (share * values.square()).sum()
             if square > MIN_VARIANCE:
-                kept.append(values * _signs(values) * square.rsqrt())
+                kept.append(values * steady_signs(values) * square.rsqrt())
         chosen = self.mean.new_zeros(NUM_DIRECTIONS, len(self.mean))
         for row, values in zip(chosen, kept, strict=False):
             weights = values / torch.where(self.roots > 0, self.roots, torch.ones_like(self.roots))
@@ -233,7 +234,7 @@ class Effects:
         blocks = pairs.reshape(num_dims, num, num_dims, num).transpose(1, 2)  # (D, D, Q, Q)
         first, second = torch.triu_indices(num_dims, num_dims, 1, device=means.device)
         left, sizes, right = torch.linalg.svd(blocks[first, second])  # (P, Q, Q), (P, Q), (P, Q, Q)
-        signs = _signs(left.mT)
+        signs = steady_signs(left.mT)
         left, right = left * signs.mT, right * signs
         main = coefficients[:-1].reshape(num_dims, num)
         main_sizes, alone = main.norm(dim=-1), torch.arange(num_dims, device=means.device)
@@ -362,17 +363,6 @@ class Screening:
             state["means"],
             None if effects is None else Effects(**effects),
         )
-
-
-def _signs(vectors: Tensor) -> Tensor:
-    """
-    Signs that make the first large entry of each vector positive, `(..., 1)`: an eigenvector's own is left to chance.
-
-    :param vectors: `(..., M)`.
-    """
-    large = vectors.abs() > vectors.abs().amax(-1, keepdim=True) / 2
-    first = large.to(vectors).argmax(-1, keepdim=True)
-    return torch.where(vectors.gather(-1, first) < 0, -1.0, 1.0).to(vectors)
 
 
 def _sizes(rank: int, generator: torch.Generator) -> Tensor:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..linalg import steady_signs
 from .format import Norms, Turn, WeightFormat, Weights
 from .order import InputOrder
 
@@ -171,6 +172,8 @@ class TrainWeights(Weights):
         for place in range(last):
             core = copy.core(place)
             u, sigma, v = torch.linalg.svd(core.transpose(1, 2).reshape(-1, core.shape[1]), full_matrices=False)
+            signs = steady_signs(u.mT)
+            u, v = u * signs.mT, v * signs
             root = torch.where(sigma > NEGLIGIBLE * sigma[0], sigma, torch.zeros_like(sigma)).sqrt()
             left = (u * root).reshape(core.shape[0], -1, core.shape[1]).transpose(1, 2)
             copy._set(place, left * _inverse(before).reshape(-1, 1, 1))
@@ -378,8 +381,8 @@ class TensorTrain(WeightFormat):
         return TrainWeights(factors, chain=self.chain(len(factors)))
 
     def restore(self, state: dict[str, Any]) -> TrainWeights:
-        factors, *parts = (state[name] for name in ("factors", "scale", "center", "is_orthogonal"))
-        return TrainWeights(factors, *parts, self.chain(len(factors)))
+        factors, is_orthogonal = state["factors"], state["is_orthogonal"]
+        return TrainWeights(factors, state["scale"], state["center"], is_orthogonal, self.chain(len(factors)))
 
     def num_components(self, num_dims: int) -> int:
         assert self.rank is not None
