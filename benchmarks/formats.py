@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> Report:
     report.rows.sort(key=lambda row: SETS.index(row["data"]))
     report.notes += [
         f"Default kernel, {args.num_basis} sines per input; inputs in the order of their columns, and in that of "
-        f"ByInteraction(); {args.splits} splits 90/10. CP has the rank whose number of weights is nearest to that of the "
+        f"ByInteraction(); {args.splits} splits 90/10. CP: the rank whose number of weights is nearest to that of the "
         f"tensor train. Gibbs: one chain, {args.draws} warm-up sweeps and as many draws. ALS: hyperparameters learned, "
         f"at most 20 sweeps, block Laplace. {ROBOT_ARM} and {FLIGHTS}: {args.rows} rows chosen at random. seconds: "
         "processor time, one thread.",

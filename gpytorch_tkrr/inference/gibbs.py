@@ -396,14 +396,16 @@ class GibbsFit:
         key = int(np.random.default_rng(self.entropy).integers(2**62))
         num_seen = min(RACE_ROWS, summary.num_rows - num_held_out)
         seen, held_out = plain.thinned(num_seen, key), plain.thinned(num_held_out, key, skip=num_seen)
-        best, chosen, rank = self._pilot(seen, held_out, RACE_RANK), [], None
+        # A rank that is given is not exceeded: that of a tensor train costs as much as its square in components.
+        tried = RACE_RANK if model.adapts_rank else min(RACE_RANK, model.rank)
+        best, chosen, rank = self._pilot(seen, held_out, tried), [], None
         if tries_rank and is_better(best, self._pilot(seen, held_out, MIN_RANK)):
             rank = RACE_RANK
         moved = (found(summary.sample) - summary.sample).abs().amax(0) / (summary.upper - summary.lower)
         first = sorted(crowded, key=lambda d: -float(moved[d]))[:1]
         for columns in (first, crowded) if len(crowded) > 1 else (first,) if crowded else ():
             warp = found.only(columns)
-            scores = self._pilot(seen.mapped(warp), held_out.mapped(warp), RACE_RANK)
+            scores = self._pilot(seen.mapped(warp), held_out.mapped(warp), tried)
             if is_better(scores, best):
                 best, chosen = scores, columns
         return chosen, rank
