@@ -22,7 +22,18 @@ RESOLUTION = 1e-6
 
 
 class InputOrder(ABC):
-    """A rule by which the inputs of a :class:`~gpytorch_tkrr.TensorTrain` are ordered, once their data are known."""
+    """
+    A rule by which the inputs of a :class:`~gpytorch_tkrr.TensorTrain` are ordered, once their data are known.
+
+    Example:
+        >>> import torch, gpytorch_tkrr as tkrr
+        >>> class StrongestFirst(tkrr.InputOrder):
+        ...     def choose(self, interactions):
+        ...         return interactions.sum(-1).argsort(descending=True).tolist()
+        >>> StrongestFirst().choose(torch.tensor([[0.0, 0.0, 0.1], [0.0, 0.0, 0.4], [0.1, 0.4, 0.0]]))
+        [2, 1, 0]
+        >>> weights = tkrr.TensorTrain(3, order=StrongestFirst())
+    """
 
     @abstractmethod
     def choose(self, interactions: Tensor) -> Sequence[int]:
