@@ -14,7 +14,7 @@ from .comparison.comparison import check_output, compare
 from .comparison.contender import CONTENDERS
 from .comparison.saved_model import load
 from .data.whole_file import whole_file
-from .errors import InputError, TKRRError, TKRRWarning
+from .errors import ExtrapolationWarning, InputError, TKRRError, TKRRWarning
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,6 +99,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=["gibbs", "als"],
         default="gibbs",
         help="Gibbs sampling (default), or alternating least squares: one solution, approximate intervals",
+    )
+    command.add_argument(
+        "--integrate-missing",
+        action="store_true",
+        help="inputs may be missing, also in predictions: they are integrated over their column",
     )
     command.add_argument("--rank", type=int, help="R, the number of components")
     command.add_argument("--num-basis", type=int, help="M, the number of sines per input")
@@ -243,6 +248,7 @@ def _fit(args: argparse.Namespace) -> int:
         noise=args.noise,
         target_transform=args.transform,
         categorical=args.categorical,
+        missing="integrate" if args.integrate_missing else None,
         sweeps={name: value for name, value in sweeps.items() if value is not None},
         seed=args.seed,
         progress=not args.quiet,
@@ -299,7 +305,16 @@ def _predict(args: argparse.Namespace) -> int:
     estimator = load(args.model)
     frame = read_table(args.data, _dialect(args))
     require_columns(frame, args.keep_columns)
-    predictions = predict_table(estimator, frame, drop_missing=args.drop_missing, keep=args.keep_columns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)  # columns have names here
+        predictions = predict_table(estimator, frame, drop_missing=args.drop_missing, keep=args.keep_columns)
+    number = int(predictions["extrapolates"].eq(True).sum())
+    if number:
+        print(
+            f"{number} of {len(predictions)} rows lie outside the range of the training rows, or have a category that "
+            "these did not have: see the column 'extrapolates'.",
+            file=sys.stderr,
+        )
     with whole_file(args.output) as part:
         write_table(predictions, args.output, part)
     print(args.output)
@@ -329,7 +344,8 @@ def _read(args: argparse.Namespace) -> tuple[pd.DataFrame, list[str], Task]:
     require_columns(frame, args.categorical)
     if frame.empty:
         raise InputError("The table has no rows.")
-    frame = require_complete(frame, [args.target, *inputs], drop_missing=args.drop_missing)
+    complete = [args.target] if getattr(args, "integrate_missing", False) else [args.target, *inputs]
+    frame = require_complete(frame, complete, drop_missing=args.drop_missing)
     task: Task = args.task or default_task(frame[args.target], args.target, ask=True)
     return frame, inputs, task
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +13,10 @@ import pandas as pd
 import torch
 
 from ..data.parallel import Processes
-from ..errors import InputError
+from ..errors import ExtrapolationWarning, InputError
 from ..model.effects import EmpiricalMeasure, MainEffects, main_effects, sobol_indices
 from ..model.tkrr import TKRR
-from ..tables.columns import Columns
+from ..tables.columns import Columns, require_columns, require_finite
 from ..tables.encoded import EncodedSource
 from ..tables.files import TableSource
 from ..tables.table import complete_rows, require_complete
@@ -50,6 +51,7 @@ class FitOptions:
     :param noise: Kind of noise of a regression, or "auto".
     :param target_transform: "log", "yeo-johnson" or None.
     :param categorical: Columns of numbers that are categories.
+    :param missing: "integrate" where inputs may be missing, or None.
     :param sweeps: Options of :func:`~gpytorch_tkrr.fit_gibbs`: `num_draws`, `num_warmup`, `num_chains`.
     :param seed: Seed of all that is random.
     :param progress: Whether to show a progress bar.
@@ -61,6 +63,7 @@ class FitOptions:
     noise: str = "auto"
     target_transform: str | None = None
     categorical: Sequence[str] = ()
+    missing: str | None = None
     sweeps: dict[str, int] = field(default_factory=dict)
     seed: int = 0
     progress: bool = False
@@ -79,6 +82,7 @@ class FitOptions:
             "num_basis": self.num_basis,
             "method": self.method,
             "categorical": list(self.categorical) or None,
+            "missing": self.missing,
             "random_state": self.seed,
             "progress": self.progress,
             **self.sweeps,
@@ -105,6 +109,8 @@ def fit_table(
     """
     estimator = options.estimator(task)
     x, values = frame[list(inputs)], frame[target]
+    columns = Columns.learn(x, categorical=options.categorical)  # what is wrong, in rows of the file
+    require_finite(columns.matrix(x), columns.names, allow_missing=estimator.allows_missing, what="The table")
     encode_targets(values, task)  # constant targets, too many classes
     y = np.array(values, dtype=np.float64) if task == "regression" else values.astype(str).to_numpy(dtype=str)
     estimator.facts_ = {"target": target, "task": task, "rows": len(frame)}
@@ -114,10 +120,12 @@ def fit_table(
         lines = [f"There are too few rows to hold {MIN_HELD_OUT} out for a score."]
     else:
         estimator.fit(x[~test], y[~test])
-        scores = held_out_scores(estimator, x[test], y[test])
-        estimator.facts_["held out"] = scores
-        lines = [_score_line(scores, int(test.sum()), task)]
-        estimator.partial_fit(x[test], y[test])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExtrapolationWarning)  # held out by chance
+            scores = held_out_scores(estimator, x[test], y[test])
+            estimator.facts_["held out"] = scores
+            lines = [_score_line(scores, int(test.sum()), task)]
+            estimator.partial_fit(x[test], y[test])
     if task == "regression":
         lines.append(noise_line(estimator))
     rows = torch.as_tensor(estimator.columns_.matrix(x.iloc[:: max(1, len(x) // MEASURE_ROWS)]))
@@ -156,9 +164,12 @@ def fit_stream(
     fit_file(estimator, table, memory=memory, checkpoint=checkpoint, processes=processes)
     estimator.facts_ = {"target": table.target, "task": task, "rows": table.num_rows}
     head = f"{task.capitalize()} of {table.target!r}: {table.num_rows} rows, {len(table.inputs)} inputs, in batches."
-    x, _ = EncodedSource(table, estimator.columns_, lambda values: np.zeros(len(values))).sample()
+    noise = [noise_line(estimator)] if task == "regression" else []
+    score = "No rows are held out of a file that is read in batches: there is no score."
+    zeros = lambda values: np.zeros(len(values))  # noqa: E731  targets are not needed
+    x, _ = EncodedSource(table, estimator.columns_, zeros, allow_missing=estimator.allows_missing).sample()
     rows = x[:: max(1, len(x) // MEASURE_ROWS)]
-    return estimator, [head, *column_lines(estimator.columns_), *input_lines(estimator, rows)]
+    return estimator, [head, *column_lines(estimator.columns_), score, *noise, *input_lines(estimator, rows)]
 
 
 def _held_out(y: np.ndarray, task: Task, seed: int) -> np.ndarray:
@@ -279,9 +290,11 @@ def predict_table(
     :param keep: Columns of the table that come before the predictions.
     """
     names = [column.name for column in estimator.columns_.inputs]
+    needed = [] if estimator.allows_missing else names
+    require_columns(frame, names)
     if not drop_missing:
-        require_complete(frame, [*names], drop_missing=False)
-    complete = complete_rows(frame, [*names])
+        require_complete(frame, needed, drop_missing=False)
+    complete = complete_rows(frame, needed)
     rows = frame.loc[complete, names]
     if not hasattr(estimator, "feature_names_in_"):
         rows = rows.to_numpy(dtype=np.float64)

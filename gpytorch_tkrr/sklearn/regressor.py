@@ -19,7 +19,8 @@ from ..inference.noise_choice import choose_noise, make_noise
 from ..model.multioutput import MultioutputTKRR
 from ..model.prediction import Prediction
 from ..model.tkrr import TKRR
-from .table_estimator import all_or_nothing, as_numpy, as_seed, joined_weights, positive_rows, require_finite
+from ..tables.columns import require_finite
+from .table_estimator import all_or_nothing, as_numpy, as_seed, joined_weights, positive_rows
 from .tkrr_estimator import TKRREstimator, weighted_data
 from .transform import learn_transform, transform_from_plain
 

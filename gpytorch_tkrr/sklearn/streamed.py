@@ -59,18 +59,18 @@ def fit_file(
     estimator.n_features_in_ = len(table.inputs)
     estimator.feature_names_in_ = np.array(table.inputs, dtype=object)
     options: dict[str, Any] = {"group": processes, "memory": memory}
-    seed = as_seed(estimator.random_state)
+    seed, allowed = as_seed(estimator.random_state), estimator.allows_missing
     if isinstance(estimator, TKRRClassifier):
         estimator.classes_ = np.array(target.levels)
         for number, (model, is_positive) in enumerate(estimator.empty_models(len(target.levels))):
-            source = EncodedSource(table, columns, partial(_is_class, target, is_positive))
+            source = EncodedSource(table, columns, partial(_is_class, target, is_positive), allow_missing=allowed)
             part = None if checkpoint is None else Path(f"{checkpoint}.{number}" if number else checkpoint)
             data = _training(model, source, processes, memory)
             estimator.fit_model(model, seed + number, data=data, checkpoint=part, **options)
             model.cpu()
         return
     assert isinstance(estimator, TKRRRegressor)
-    source = EncodedSource(table, columns, lambda values: target.encode(values)[:, 0])
+    source = EncodedSource(table, columns, lambda values: target.encode(values)[:, 0], allow_missing=allowed)
     estimator.learn_target(source.sample, seed)
     source.target = lambda values: estimator.transformed(target.encode(values)[:, 0]).numpy()
     model = estimator.new_model()

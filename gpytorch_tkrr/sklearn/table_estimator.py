@@ -22,13 +22,10 @@ from torch import Tensor
 
 from ..data.whole_file import whole_file
 from ..errors import InputError
-from ..tables.columns import Columns
+from ..tables.columns import MAX_NUMBER, Columns, require_finite
 
 #: Changes when files of older versions can no longer be read.
 FORMAT = 2
-
-#: Larger inputs and targets have squares that float64 cannot hold.
-MAX_NUMBER = 1e150
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -126,7 +123,9 @@ class TableEstimator(BaseEstimator):
         good = np.abs(values) < MAX_NUMBER
         if not good.all():
             row = int((~good).argmax())
-            raise InputError(f"The target of row {row} is {values[row]:g}: its square is beyond float64. Rescale y.")
+            raise InputError(
+                f"The target of data row {row + 1} is {values[row]:g}: its square is beyond float64. Rescale y."
+            )
         return values
 
     def _weights(self, sample_weight: Any, X: Any, y: Any) -> Tensor | None:
@@ -194,29 +193,6 @@ class TableEstimator(BaseEstimator):
     def _load_fitted_state(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`_fitted_state` returned."""
         raise NotImplementedError
-
-
-def require_finite(x: np.ndarray, names: list[str], *, allow_missing: bool = False, what: str = "Input X") -> None:
-    """
-    An error that names the first row and column with a missing, infinite or huge value.
-
-    :param x: Numbers `(N, D)`.
-    :param names: Those of the columns.
-    :param allow_missing: Whether values may be missing.
-    :param what: What the numbers are.
-    """
-    good = (np.abs(x) < MAX_NUMBER) | (np.isnan(x) & allow_missing)
-    if good.all():
-        return
-    row, column = np.argwhere(~good)[0]
-    value, name = x[row, column], names[column]
-    shown = "NaN (a missing value)" if np.isnan(value) else "infinity" if np.isinf(value) else f"{value:g}"
-    advice = (
-        "Drop or impute such rows; TKRRRegressor(missing='integrate') takes missing values."
-        if not np.isfinite(value)
-        else "Its square is beyond float64: rescale the column, or correct the value."
-    )
-    raise InputError(f"{what} contains {shown} in row {row}, column {name!r}. {advice}")
 
 
 def as_seed(random_state: Any) -> int:

@@ -17,6 +17,9 @@ Kind = Literal["number", "category", "ordered", "date"]
 #: A category has at most so many levels.
 MAX_LEVELS = 10_000
 
+#: Larger inputs and targets have squares that float64 cannot hold.
+MAX_NUMBER = 1e150
+
 #: A column of text with more than so many levels, most of them in one row only, is taken for a name or an identifier.
 MIN_IDENTIFIERS = 50
 
@@ -399,6 +402,32 @@ def _nearest(name: str, present: Sequence[str]) -> str:
 
     near = difflib.get_close_matches(name, present, 1)
     return f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(present[:20])}."
+
+
+def require_finite(
+    x: np.ndarray, names: list[str], *, allow_missing: bool = False, what: str = "Input X", first_row: int = 0
+) -> None:
+    """
+    An error that names the first row and column with a missing, infinite or huge value.
+
+    :param x: Numbers `(N, D)`.
+    :param names: Those of the columns.
+    :param allow_missing: Whether values may be missing.
+    :param what: What the numbers are.
+    :param first_row: How many rows there are before these.
+    """
+    good = (np.abs(x) < MAX_NUMBER) | (np.isnan(x) & allow_missing)
+    if good.all():
+        return
+    row, column = np.argwhere(~good)[0]
+    value, name = x[row, column], names[column]
+    shown = "NaN (a missing value)" if np.isnan(value) else "infinity" if np.isinf(value) else f"{value:g}"
+    advice = (
+        "Drop or impute such rows; an estimator with missing='integrate' takes missing values."
+        if not np.isfinite(value)
+        else "Its square is beyond float64: rescale the column, or correct the value."
+    )
+    raise InputError(f"{what} contains {shown} in data row {first_row + row + 1}, column {name!r}. {advice}")
 
 
 # Single values

@@ -58,6 +58,28 @@ class Dialect:
         }
 
 
+def advise_separator(names: list[str], sep: str) -> str:
+    """
+    A sentence where the columns of a file seem to be separated by something else; empty where they do not.
+
+    :param names: The names in its first line.
+    :param sep: What it was read with.
+
+    Example:
+        >>> from gpytorch_tkrr.tables.dialect import advise_separator
+        >>> advise_separator(["size;price"], ",")
+        "Its first line is one name, 'size;price'. Are its columns separated by ';'? Say so by --sep ';'"
+    """
+    if len(names) != 1:
+        return ""
+    others = {other: names[0].count(other) for other in (";", "\t", ",", "|") if other != sep}
+    best = max(others, key=lambda other: others[other])
+    if not others[best]:
+        return ""
+    shown = {"\t": "'\\t'"}.get(best, f"'{best}'")
+    return f"Its first line is one name, {names[0]!r}. Are its columns separated by {best!r}? Say so by --sep {shown}"
+
+
 def suffix_of(path: str | Path) -> str:
     """
     The end of a name, without that of a compression.

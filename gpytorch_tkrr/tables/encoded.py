@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..data.source import RowSource
-from .columns import Columns
+from .columns import Columns, require_finite
 from .files import TableSource
 
 #: Rows of a sample, taken from as many places of the file.
@@ -23,6 +23,7 @@ class EncodedSource(RowSource):
     :param table: The file.
     :param columns: What its inputs are.
     :param target: Targets `(n,)` as numbers, from the column of the file.
+    :param allow_missing: Whether inputs may be missing.
 
     Example:
         >>> import pathlib, tempfile
@@ -39,8 +40,15 @@ class EncodedSource(RowSource):
         [([[0.0], [1.0], [0.0]], [1.0, 2.0, 4.0])]
     """
 
-    def __init__(self, table: TableSource, columns: Columns, target: Callable[..., np.ndarray]):
-        self.table, self.columns, self.target = table, columns, target
+    def __init__(
+        self,
+        table: TableSource,
+        columns: Columns,
+        target: Callable[..., np.ndarray],
+        *,
+        allow_missing: bool = False,
+    ):
+        self.table, self.columns, self.target, self.allow_missing = table, columns, target, allow_missing
 
     @property
     def num_rows(self) -> int:
@@ -51,6 +59,9 @@ class EncodedSource(RowSource):
         for frame in self.table.frames(start, stop, names):
             x = self.columns.matrix(frame)
             y = np.asarray(self.target(frame[self.table.target]), dtype=np.float64)
+            require_finite(x, self.columns.names, allow_missing=self.allow_missing, what="The file", first_row=start)
+            require_finite(y[:, None], [self.table.target], what="The file", first_row=start)
+            start += len(y)
             yield torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.array(y))
 
     def sample(self) -> tuple[Tensor, Tensor]:

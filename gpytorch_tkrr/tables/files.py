@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..data.source import BATCH_ROWS, RowSource, release, select_rows
 from ..errors import InputError
-from .dialect import Dialect
+from .dialect import SEPARATORS, Dialect, advise_separator, suffix_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -264,7 +264,11 @@ class CSVSource(TableSource):
     @cached_property
     def columns(self) -> list[str]:
         with self._open() as file:
-            return [name.strip() for name in next(csv.reader(file, delimiter=self.delimiter), [])]
+            names = [name.strip() for name in next(csv.reader(file, delimiter=self.delimiter), [])]
+        advice = advise_separator(names, self.delimiter)
+        if advice:
+            raise InputError(f"{self.path.name} cannot be read: {advice}")
+        return names
 
     @cached_property
     def num_rows(self) -> int:
@@ -492,17 +496,11 @@ class NpzSource(TableSource):
                 yield [np.ascontiguousarray(blocks[member][:, column]) for member, column, _ in places]
 
 
-#: The formats that :func:`open_table` knows, by the end of the file's name.
+#: The formats that :func:`open_table` knows, by the end of the file's name, without that of a compression of text.
 FORMATS: dict[str, type[TableSource]] = {
     ".parquet": ParquetSource,
     ".pq": ParquetSource,
-    ".csv": CSVSource,
-    ".csv.gz": CSVSource,
-    ".csv.bz2": CSVSource,
-    ".csv.xz": CSVSource,
-    ".tsv": CSVSource,
-    ".tsv.gz": CSVSource,
-    ".txt": CSVSource,
+    **dict.fromkeys(SEPARATORS, CSVSource),
     ".npy": NpySource,
     ".npz": NpzSource,
 }
@@ -536,9 +534,12 @@ def open_table(
         ...     tkrr.open_table(path, target="delay").num_rows
         2
     """
-    name = Path(path).name.lower()
-    for suffix, source in FORMATS.items():
-        if name.endswith(suffix) or (suffix == ".parquet" and Path(path).is_dir()):
-            options: dict[str, Any] = {"dialect": dialect} if source is CSVSource else {}
-            return source(path, target=target, inputs=inputs, weight=weight, batch_rows=batch_rows, **options)
-    raise InputError(f"{path}: the name of a file of data must end in {', '.join(FORMATS)}.")
+    path = Path(path)
+    source = FORMATS.get(".parquet" if path.is_dir() else suffix_of(path))
+    if source is None or path.suffix.lower() == ".zip":
+        raise InputError(
+            f"{path}: the name of a file that is read in batches must end in {', '.join(FORMATS)}; text may be "
+            "compressed (.gz, .bz2, .xz). Excel and .zip files are read whole: leave out --stream."
+        )
+    options: dict[str, Any] = {"dialect": dialect} if source is CSVSource else {}
+    return source(path, target=target, inputs=inputs, weight=weight, batch_rows=batch_rows, **options)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ..errors import InputError
 from .columns import require_columns
-from .dialect import SEPARATORS, Dialect, suffix_of
+from .dialect import SEPARATORS, Dialect, advise_separator, suffix_of
 
 #: All ends of names that can be read.
 SUFFIXES = (*SEPARATORS, ".parquet", ".pq", ".npz", ".npy", ".xlsx")
@@ -60,16 +60,12 @@ def _read_text(path: Path, dialect: Dialect) -> pd.DataFrame:
     options = dialect.options(path)
     header = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **options)
     names = ["" if value != value else str(value).strip() for value in header.iloc[0]]
+    advice = advise_separator(names, options["sep"])
+    if advice:
+        raise ValueError(advice)
     frame = pd.read_csv(path, **options)
     if isinstance(frame.index, pd.MultiIndex) or not isinstance(frame.index, pd.RangeIndex):
         raise ValueError(f"its rows have more values than its first line has names ({len(names)})")
-    if len(names) == 1:
-        others = {other: names[0].count(other) for other in (";", "\t", ",", "|") if other != options["sep"]}
-        best = max(others, key=lambda other: others[other])
-        if others[best]:
-            shown = {"\t": "'\\t'"}.get(best, f"'{best}'")
-            raise ValueError(f"its first line is one name, {names[0]!r}. Are its columns separated by {best!r}? "
-                             f"Say so by --sep {shown}")  # fmt: skip
     if names and all(_is_number(name) for name in names):
         raise ValueError(
             f"its first line holds numbers ({', '.join(names[:3])}), not the names of columns. Add a line with names"

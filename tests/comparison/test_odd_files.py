@@ -1,4 +1,4 @@
-"""Fifty odd and bad files through the command line: what each of them gets."""
+"""Seventy odd and bad files through the command line: what each of them gets."""
 
 from __future__ import annotations
 
@@ -77,6 +77,13 @@ CASES = {
     ),
     "question_marks.csv": (csv(one_bad("age", "?")), ["--missing-value", "?", "--drop-missing"], "ok 23 rows"),
     "gaps.csv": (csv(one_bad("size", None)), ["--drop-missing"], "ok 23 rows"),
+    "gaps_integrated.csv": (csv(one_bad("size", None)), ["--integrate-missing"], "ok 24 rows"),
+    "gap_in_kind.tsv": (csv(one_bad("kind", None), sep="\t"), ["--integrate-missing", "--stream"], "ok 24 rows"),
+    "streamed.txt.gz": (
+        lambda path: path.write_bytes(gzip.compress(CSV.encode())),
+        ["--stream"],
+        "ok there is no score",
+    ),
     "codes.csv": (csv(), ["--categorical", "age"], "ok 7 categories: 0, 1, 2, 3, 4"),
     "constant_input.csv": (csv(changed("age", 1)), [], "ok 3 inputs"),
     "big_numbers.csv": (csv(changed("price", FRAME["price"] * 1e12)), [], "ok 24 rows"),
@@ -97,6 +104,11 @@ CASES = {
     "no_excel.xlsx": (text("size,price\n"), [], "cannot be read"),
     "cut.csv.gz": (lambda path: path.write_bytes(gzip.compress(CSV.encode())[:40]), [], "cannot be read"),
     "twice.csv": (text(CSV.replace("size,kind,age", "size,kind,size")), [], "more than one column 'size'"),
+    "commas_everywhere.csv": (csv(sep=";", decimal=","), [], "separated by ';'? Say so by --sep"),
+    "streamed.xlsx": (lambda path: FRAME.to_excel(path, index=False), ["--stream"], "leave out --stream"),
+    "streamed_gap.csv": (csv(one_bad("size", None)), ["--stream"], "missing value) in data row 1, column 'size'"),
+    "streamed_huge.csv": (csv(one_bad("age", 1e300)), ["--stream"], "contains 1e+300 in data row 1, column 'age'"),
+    "streamed_semicolons.csv": (csv(sep=";"), ["--stream"], "separated by ';'? Say so by --sep"),
     "misspelt.csv": (csv(), ["--target", "prize"], "Did you mean 'price'?"),
     "missing.csv": (csv(one_bad("size", None)), [], "the first is data row 1, column 'size'"),
     "no_target_value.csv": (csv(one_bad("price", None)), [], "column 'price'"),
@@ -110,7 +122,7 @@ CASES = {
     ),
     "which_date.csv": (csv(changed("age", ["01/02/2024", "03/04/2024"] * 12)), [], "day first or month first"),
     "decimal_commas.csv": (csv(sep=";", decimal=","), ["--sep", ";"], "--decimal ,"),
-    "huge.csv": (csv(one_bad("size", 1e300)), [], "contains 1e+300 in row 0, column 'size'"),
+    "huge.csv": (csv(one_bad("size", 1e300)), [], "contains 1e+300 in data row 1, column 'size'"),
     "huge_target.csv": (csv(one_bad("price", 1e300)), [], "beyond float64"),
     "infinite.csv": (csv(one_bad("size", np.inf)), [], "missing or infinite"),
     "two_numbers.csv": (csv(changed("price", [0, 1] * 12)), [], "0 and 1: are these classes or numbers?"),
@@ -123,8 +135,8 @@ CASES = {
 }
 
 
-def test_there_are_fifty():
-    assert len(CASES) >= 50
+def test_there_are_seventy():
+    assert len(CASES) >= 70
 
 
 @pytest.mark.filterwarnings("ignore::gpytorch_tkrr.TKRRWarning")  # small fits of few rows

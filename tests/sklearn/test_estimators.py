@@ -327,7 +327,7 @@ def test_results_are_short_in_print(table):
 
 def test_bad_input(table):
     X, y = table
-    with pytest.raises(tkrr.InputError, match="row 3, column 'size'"):
+    with pytest.raises(tkrr.InputError, match="data row 4, column 'size'"):
         TKRRRegressor().fit(X.assign(size=X["size"].where(X.index != 3)), y)
     with pytest.raises(tkrr.InputError, match="method must be"):
         TKRRRegressor(method="magic").fit(X, y)
