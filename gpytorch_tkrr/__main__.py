@@ -312,8 +312,7 @@ def _predict(args: argparse.Namespace) -> int:
     if number:
         print(
             f"{number} of {len(predictions)} rows lie outside the range of the training rows, or have a category that "
-            "these did not have: see the column 'extrapolates'.",
-            file=sys.stderr,
+            "these did not have: see the column 'extrapolates'."
         )
     with whole_file(args.output) as part:
         write_table(predictions, args.output, part)
