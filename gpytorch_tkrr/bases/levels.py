@@ -7,7 +7,11 @@ import math
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from .basis import Basis
+
+#: Levels that a category has at most, those that no row has among them.
+MAX_LEVELS = 1 << 20
 
 
 class LevelBasis(Basis):
@@ -32,6 +36,12 @@ class LevelBasis(Basis):
     """
 
     def __init__(self, first: int, num_levels: int):
+        if num_levels > MAX_LEVELS:
+            raise InputError(
+                f"A category has a function for each whole number of its range, here {num_levels}; at most "
+                f"{MAX_LEVELS} are taken. Number the levels that there are 0, 1, 2, ..., for instance by "
+                "numpy.unique(column, return_inverse=True)[1]."
+            )
         self.first, self.num_levels = first, num_levels
 
     @classmethod

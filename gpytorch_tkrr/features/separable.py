@@ -27,6 +27,7 @@ from ..bases.levels import LevelBasis
 from ..errors import SizeError
 from .expansion import BasisFamily, Box, Product, Term
 from .stationary import Sines, SpectralTerm
+from .task_table import TaskBasis
 from .tree import FiniteBasis, Node, Structure, unsupported
 
 #: Number of functions per dimension where the user gives none.
@@ -219,7 +220,7 @@ def has_levels(basis: Basis) -> bool:
     """
     basis = basis.basis if isinstance(basis, IntegratedBasis) else basis
     parts = basis.bases if isinstance(basis, ConcatenatedBasis) else (basis,)
-    return any(isinstance(part, LevelBasis) for part in parts)
+    return any(isinstance(part, (LevelBasis, TaskBasis)) for part in parts)
 
 
 def _merged(terms: Sequence[Term]) -> list[Term]:

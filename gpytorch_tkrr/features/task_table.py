@@ -33,7 +33,8 @@ class TaskBasis(Basis):
 @register_finite_basis(IndexKernel, over_columns=None)
 class TaskTerm(Term):
     """
-    One function for each task, whose weights have the covariance B, for :class:`~gpytorch.kernels.IndexKernel`.
+    One function for each task, whose weights have the covariance B, for :class:`~gpytorch.kernels.IndexKernel`. A task
+    that is none of them has no function, and the mean variance of the others, independent of them.
 
     :param kernel: The kernel; the column it sees holds the tasks, 0, 1, ...
     :param position: Not used.
@@ -58,4 +59,6 @@ class TaskTerm(Term):
 
     def prior_variance(self, x: Tensor) -> Tensor:
         variance = self.kernel._eval_covar_matrix().double().diagonal(dim1=-2, dim2=-1)
-        return (self.basis(x) @ variance.unsqueeze(-1)).squeeze(-1)
+        tasks = self.basis(x)
+        known = (tasks @ variance.unsqueeze(-1)).squeeze(-1)
+        return known + (1 - tasks.sum(-1)) * variance.mean(-1, keepdim=True)

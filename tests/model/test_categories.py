@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpytorch.kernels import ScaleKernel
+from gpytorch.kernels import IndexKernel, RBFKernel, ScaleKernel
 from support.models import GP, gaussian
 
 import gpytorch_tkrr as tkrr
@@ -67,6 +67,27 @@ def test_default_kernel_with_categories(fit):
     with torch.no_grad():
         torch.testing.assert_close(loaded.predict(x).mean, prediction.mean)
     assert loaded.extrapolates(torch.cat([seen, gap, other])).tolist() == [False, True, True]
+
+
+@pytest.mark.filterwarnings("ignore::gpytorch_tkrr.OutOfDomainWarning")
+def test_a_task_that_nobody_has_seen():
+    """An IndexKernel has a table of its tasks: others have the mean variance of these, independent of them."""
+    x, y, _ = _table()
+    table = IndexKernel(num_tasks=8, rank=2, active_dims=[1])
+    kernel = RBFKernel(active_dims=[0]) * table
+    model = tkrr.TKRR(x, y, gaussian(), kernel=kernel.double(), rank=4, num_basis=10)
+    tkrr.fit_gibbs(model, num_warmup=20, num_draws=10, num_chains=1, seed=0)
+    with torch.no_grad(), pytest.warns(tkrr.ExtrapolationWarning, match="levels never seen"):
+        known, no_rows, no_task = model.predict(torch.tensor([[0.5, 2.0], [0.5, 3.0], [0.5, 9.0]]).double()).stddev
+        least = table._eval_covar_matrix().diagonal().min().sqrt()
+    assert known < 0.2 and no_rows > 3 * known and no_task > least
+    assert model.extrapolates(torch.tensor([[0.5, 2.0], [0.5, 3.0], [0.5, 9.0]])).tolist() == [False, True, True]
+
+
+def test_levels_must_be_numbered():
+    x, y, _ = _table()
+    with pytest.raises(tkrr.InputError, match=r"0, 1, 2, \.\.\., for instance by numpy.unique"):
+        tkrr.TKRR(x * torch.tensor([1.0, 1e9]), y, gaussian(), categorical=[1])
 
 
 def test_order_of_level_numbers_does_not_matter():
