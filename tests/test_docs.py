@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import json
 import re
+from importlib import metadata
 
 import pytest
 import torch
@@ -119,7 +120,7 @@ def test_benchmark_page(tmp_path):
     assert "| medium | speed | ratio |\n| --- | ---: | ---: |\n| vacuum | 299792458 | 1 |" in page
     assert "| wa\\|ter | 225000000 |  |" in page and "| glass | 200000000 |" in page
     assert "a\\_vacuum" in page and "Measured at night." in page and "repeat = 3" in page
-    assert f"torch {torch.__version__}" in page and "![" not in page
+    assert f"torch {metadata.version('torch')}" in page and "![" not in page
     (tmp_path / "speed_of_light.png").touch()
     (figure,) = re.findall(r"!\[.*\]\((.*)\)", generate.benchmark_page(tmp_path))
     assert (generate.GENERATED / figure).resolve() == (tmp_path / "speed_of_light.png").resolve()

@@ -164,7 +164,8 @@ class Covariance:
         r""":math:`\log |T|^2`, what :math:`\log |V|` has beside :math:`\sum_j \log v_j`; zero for the identity."""
         if self.mixing is None:
             return torch.zeros_like(self.variances[..., 0])
-        return 2 * torch.linalg.slogdet(self.mixing)[1]
+        logdet: Tensor = torch.linalg.slogdet(self.mixing)[1]
+        return 2 * logdet
 
     def between(self, left: Tensor, right: Tensor) -> Tensor:
         r"""
@@ -224,13 +225,13 @@ def kronecker(mixings: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor 
     return total
 
 
-def covariance_state(covariances: Sequence[Covariance]) -> dict[str, list]:
+def covariance_state(covariances: Sequence[Covariance]) -> dict[str, list[Any]]:
     """
     Tensors that describe the covariances of all modes, for a `state_dict`.
 
     :param covariances: The covariances.
     """
-    state: dict[str, list] = {"variances": [covariance.variances for covariance in covariances]}
+    state: dict[str, list[Any]] = {"variances": [covariance.variances for covariance in covariances]}
     if any(covariance.mixing is not None for covariance in covariances):
         state["mixings"] = [covariance.mixing for covariance in covariances]
     return state

@@ -193,7 +193,7 @@ class Ellipsoid(IndexSet):
         """Number of kept multi-indices; of very many, about."""
         num_dims = len(num_basis)
         if math.prod(num_basis) > 100 * MAX_FUNCTIONS:  # the volume of the part with positive entries
-            return round(math.prod(num_basis) * (math.pi / 4) ** (num_dims / 2) / math.gamma(num_dims / 2 + 1))
+            return round(math.prod(num_basis) * math.pow(math.pi / 4, num_dims / 2) / math.gamma(num_dims / 2 + 1))
         values = torch.zeros(1, dtype=torch.float64)
         for num in num_basis:
             values, possible = self._extend(values.unsqueeze(-1), torch.arange(1, num + 1).unsqueeze(0), 0)

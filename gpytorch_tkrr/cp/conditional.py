@@ -121,7 +121,8 @@ class Conditional:
 
         :param rhs: `(K, n)`.
         """
-        return torch.linalg.solve_triangular(self.factor, self.scale.unsqueeze(-1) * rhs, upper=False)
+        half: Tensor = torch.linalg.solve_triangular(self.factor, self.scale.unsqueeze(-1) * rhs, upper=False)
+        return half
 
     def half_covariance(self, noise: Tensor) -> Tensor:
         r"""
@@ -129,8 +130,8 @@ class Conditional:
 
         :param noise: `(K,)`.
         """
-        draw = torch.linalg.solve_triangular(self.factor.mT, noise.unsqueeze(-1), upper=True).squeeze(-1)
-        return self.scale * draw
+        draw: Tensor = torch.linalg.solve_triangular(self.factor.mT, noise.unsqueeze(-1), upper=True)
+        return self.scale * draw.squeeze(-1)
 
     def covariance(self) -> Tensor:
         """:math:`P^{-1}`, `(K, K)`."""

@@ -259,11 +259,11 @@ class LevelConditional:
         :param z: Whitened features, `(n, M)`.
         """
         size, code = z[:, self.table.levels].max(-1)
-        own = (self.level_scale[code] * p * size.unsqueeze(-1)).unsqueeze(-1)
+        own: Tensor = (self.level_scale[code] * p * size.unsqueeze(-1)).unsqueeze(-1)
         own = torch.linalg.solve_triangular(self.level_factor[code], own, upper=False)  # (n, R, 1)
         others = self.other_scale.reshape(1, -1) * design_rows(p, z[:, self.table.others])
         others = others - (self.cross[code].mT @ own).squeeze(-1)
-        rest = torch.linalg.solve_triangular(self.other_factor, others.mT, upper=False)
+        rest: Tensor = torch.linalg.solve_triangular(self.other_factor, others.mT, upper=False)
         return own.square().sum((1, 2)) + rest.square().sum(0)
 
     @property

@@ -107,7 +107,8 @@ class FactorSums:
         upper = torch.triu_indices(rank, rank, device=self.moments.device)
         pair = torch.empty(rank, rank, dtype=torch.long, device=self.moments.device)
         pair[upper[0], upper[1]] = pair[upper[1], upper[0]] = torch.arange(upper.shape[1], device=pair.device)
-        return self.table.structured(self.moments[:, pair])
+        gram: DenseGram | LevelGram = self.table.structured(self.moments[:, pair])
+        return gram
 
 
 def chunk_rows(numbers: int) -> int:
@@ -215,7 +216,7 @@ def _single_moments(table: MomentTable, x: Tensor, p: Tensor, weight: Tensor | N
 
 def _unit(values: Tensor) -> Tensor:
     """The size of each row, `(K, 1)`: the root of its mean square; 1 for rows of zeros."""
-    size = torch.linalg.vector_norm(values, dim=1, keepdim=True) / math.sqrt(values.shape[1])
+    size: Tensor = torch.linalg.vector_norm(values, dim=1, keepdim=True) / math.sqrt(values.shape[1])
     return size.masked_fill_(size == 0, 1.0)
 
 

@@ -140,6 +140,8 @@ class TrainWeights(Weights):
     def _pass_right(self, place: int) -> Tensor:
         """Make a core orthogonal seen from the left; what products to the right of its bond are multiplied by."""
         core = self.core(place)
+        q: Tensor
+        r: Tensor
         q, r = torch.linalg.qr(core.transpose(1, 2).reshape(-1, core.shape[1]))  # (r M, r')
         self._set(place, q.reshape(core.shape[0], -1, core.shape[1]).transpose(1, 2))
         self._set(place + 1, torch.einsum("ab,bcm->acm", r, self.core(place + 1)))
@@ -148,6 +150,8 @@ class TrainWeights(Weights):
     def _pass_left(self, place: int) -> Tensor:
         """Make a core orthogonal seen from the right; what products to the left of its bond are multiplied by."""
         core = self.core(place)
+        q: Tensor
+        r: Tensor
         q, r = torch.linalg.qr(core.reshape(core.shape[0], -1).mT)  # (r' M, r)
         self._set(place, q.mT.reshape(core.shape))
         self._set(place - 1, torch.einsum("abm,cb->acm", self.core(place - 1), r))
@@ -346,7 +350,7 @@ class TensorTrain(WeightFormat):
     def advance(self, left: Tensor | None, projection: Tensor) -> Tensor:
         if left is None:
             return projection
-        cores = projection.unflatten(0, (len(left), -1))  # (r, r', ...)
+        cores: Tensor = projection.unflatten(0, (len(left), -1))  # (r, r', ...)
         total = left[0] * cores[0]
         for value, core in zip(left[1:], cores[1:], strict=True):
             total = torch.addcmul(total, value, core)
@@ -355,7 +359,7 @@ class TensorTrain(WeightFormat):
     def retreat(self, projection: Tensor, right: Tensor | None) -> Tensor:
         if right is None:
             return projection
-        cores = projection.unflatten(0, (-1, len(right)))  # (r, r', ...)
+        cores: Tensor = projection.unflatten(0, (-1, len(right)))  # (r, r', ...)
         total = cores[:, 0] * right[0]
         for c in range(1, len(right)):
             total = torch.addcmul(total, cores[:, c], right[c])

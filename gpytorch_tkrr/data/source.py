@@ -180,7 +180,8 @@ def as_array(part: Any) -> np.ndarray:
                 "name the column in categorical=."
             )
     if len(part.shape) == 1:
-        return part.to_numpy(dtype=np.float64, na_value=np.nan)
+        values: np.ndarray = part.to_numpy(dtype=np.float64, na_value=np.nan)
+        return values
     return np.column_stack([column.to_numpy(dtype=np.float64, na_value=np.nan) for column in columns.values()])
 
 

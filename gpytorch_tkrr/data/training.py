@@ -74,7 +74,7 @@ class Summary:
     ends: tuple[float, float] = (-math.inf, math.inf)
     missing: Tensor | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         while self.sample.shape[0] > SAMPLE_ROWS:
             self.sample, self.sample_weight = self.sample[::2].clone(), self.sample_weight[::2].clone()
             self.stride *= 2

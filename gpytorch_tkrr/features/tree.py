@@ -58,7 +58,7 @@ class FiniteBasis:
     """
 
     term: Callable[[Kernel, int, int], Any]
-    over_columns: Callable[[list], Any] | None
+    over_columns: Callable[[list[Any]], Any] | None
 
     def make(self, node: Node, column: int, side: Side) -> Any:
         """
@@ -94,7 +94,7 @@ class ColumnByColumn:
     :param combine: Makes the expansion from the node and the expansions of the base kernel on each column.
     """
 
-    combine: Callable[[Node, list], Any]
+    combine: Callable[[Node, list[Any]], Any]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,13 +80,13 @@ class _Projection(torch.autograd.Function):
     """Phi' r, known already, with a gradient in r."""
 
     @staticmethod
-    def forward(ctx, rhs: Tensor, features: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, rhs: Tensor, features: Tensor, value: Tensor) -> Tensor:
         ctx.save_for_backward(features)
         ctx.shape = rhs.shape
         return value.clone()
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (features,) = ctx.saved_tensors
         return (features @ grad).sum_to_size(ctx.shape), None, None
 
@@ -194,13 +195,13 @@ class _WeightedGram(torch.autograd.Function):
     """Phi' diag(w) Phi with a gradient in w: that of weight n is phi_n' (dL/dG) phi_n."""
 
     @staticmethod
-    def forward(ctx, weights: Tensor, features: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, weights: Tensor, features: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.save_for_backward(features)
         ctx.shape = weights.shape
         return compute(weights)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (features,) = ctx.saved_tensors
         return ((features @ grad) * features).sum(-1).sum_to_size(ctx.shape), None, None
 
