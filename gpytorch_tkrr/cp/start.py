@@ -367,7 +367,7 @@ class Screening:
 
 def _sizes(rank: int, generator: torch.Generator) -> Tensor:
     """Random amplitudes of components that add up to a unit variance, `(R, 1)`."""
-    return torch.randn(rank, 1, dtype=torch.float64, generator=generator) * float(rank) ** -0.5
+    return torch.randn(rank, 1, dtype=torch.float64, generator=generator) * math.pow(rank, -0.5)
 
 
 def _modes(design: Design, covariances: Sequence[Covariance]) -> list[Mode]:
