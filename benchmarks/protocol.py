@@ -323,7 +323,7 @@ def initial_factors(num_dims: int, num_basis: int, rank: int, generator: torch.G
 
 def predict_mean(model: tkrr.TKRR, x: Tensor) -> Tensor:
     """
-    The predictive mean, without a word about the small box.
+    The predictive mean, without a warning about the small box.
 
     :param model: A fitted model.
     :param x: Inputs `(n, D)`.

@@ -40,6 +40,7 @@ html_css_files = ["layout.css"]
 
 GENERATED = generate.GENERATED
 generate.write_if_changed(GENERATED / "api.md", generate.api_page(gpytorch_tkrr, ["botorch", "pyro", "sklearn"]))
+generate.draw_history(ROOT / "benchmarks" / "results", GENERATED / "smoke.png")
 generate.write_if_changed(GENERATED / "benchmarks.md", generate.benchmark_page(ROOT / "benchmarks" / "results"))
 generate.tutorials(ROOT / "tutorials", GENERATED)
 

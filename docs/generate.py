@@ -70,6 +70,11 @@ def benchmark_page(results: Path) -> str:
     lines = [
         "# Benchmarks",
         "",
+        "After this page you know how the models compare with their rivals, where they lose, and how to measure it.",
+        "",
+        *rivals(results),
+        "## How the numbers were made",
+        "",
         "The tables are made from the files that `python -m benchmarks NAME` writes to `benchmarks/results/`, each",
         "with the machine and the versions it was measured with. Ratios are measured side by side in one run.",
         "Run it yourself:",
@@ -86,10 +91,88 @@ def benchmark_page(results: Path) -> str:
         lines += ["No results are stored with this copy of the documentation.", ""]
     for path in paths:
         lines += _benchmark_section(json.loads(path.read_text(encoding="utf-8")))
-        figure = path.with_suffix(".png")
-        if figure.exists():
+        figures = [path.with_suffix(".png"), GENERATED / f"{path.stem}.png"]
+        for figure in filter(Path.exists, figures):
             lines += [f"![What {path.stem} measures, drawn]({Path(os.path.relpath(figure, GENERATED)).as_posix()})", ""]
     return "\n".join(lines)
+
+
+def rivals(results: Path) -> list[str]:
+    """
+    Our error beside that of the strongest rival: published, where the same protocol has been published, and measured in
+    the same run.
+
+    :param results: The folder of stored results.
+    """
+    lines: list[str] = []
+    papers = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("paper_*.json"))]
+    papers = [report for report in papers if all("method" in row for row in report["rows"])]
+    if papers:
+        lines += [
+            "## Beside published figures",
+            "",
+            "Test errors with the protocol of Wesel & Batselier (2021): ten random splits, 90 % for training, M and R",
+            "as there. *Published* are the figures of that paper; the strongest of its methods is named.",
+            "",
+            "| data | T-KRR here | T-KRR, published | strongest published | |",
+            "| --- | ---: | ---: | --- | --- |",
+        ]
+    for report in papers:
+        rows = {row["method"]: row for row in report["rows"]}
+        published = {name: row["paper_mean"] for name, row in rows.items() if row.get("paper_mean") is not None}
+        best = min(published, key=lambda name: published[name])
+        ours, name = rows["T-KRR"]["mean"], report["title"].partition(":")[0]
+        verdict = "ahead" if ours < published[best] else "even" if ours <= 1.05 * published[best] else "behind"
+        own = f"{published['T-KRR']:.4g}" if "T-KRR" in published else ""
+        lines.append(f"| {name} | {ours:.4f} | {own} | {published[best]:.4g} ({best}) | {verdict} |")
+    pool = results / "pool.json"
+    if pool.exists():
+        report = json.loads(pool.read_text(encoding="utf-8"))
+        lines += ["", "## Beside rivals in the same run", "", f"{_escape(report['title'])}. Lower is better.", ""]
+        lines += [
+            "| data | N | T-KRR: NLPD | strongest rival | its NLPD | |",
+            "| --- | ---: | ---: | --- | ---: | --- |",
+        ]
+        for data in dict.fromkeys(row["data"] for row in report["rows"]):
+            own_rows = [row for row in report["rows"] if row["data"] == data]
+            means = {
+                model: fmean(row["nlpd"] for row in own_rows if row["model"] == model)
+                for model in dict.fromkeys(row["model"] for row in own_rows)
+            }
+            ours = means.pop("T-KRR", None)
+            if ours is not None and means:
+                best = min(means, key=lambda name: means[name])
+                verdict = "ahead" if ours < means[best] else "even" if ours <= means[best] + 0.02 else "behind"
+                lines.append(f"| {data} | {own_rows[0]['N']} | {ours:.3f} | {best} | {means[best]:.3f} | {verdict} |")
+        lines += ["", "*Even*: at most 0.02 worse. Folds are the public ten-fold splits of these sets.", ""]
+    return [*lines, ""]
+
+
+def draw_history(results: Path, target: Path) -> None:
+    """
+    The ratios of ``python -m benchmarks smoke``, commit by commit.
+
+    :param results: The folder of stored results.
+    :param target: Where the figure goes.
+    """
+    stored = results / "smoke.json"
+    if not stored.exists():
+        return
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = json.loads(stored.read_text(encoding="utf-8"))["rows"]
+    names = [name for name in rows[-1] if name not in ("commit", "date")]
+    figure, axes = plt.subplots(1, len(names), figsize=(2.1 * len(names), 2.2), layout="constrained")
+    for axis, name in zip(axes, names, strict=True):
+        axis.plot(range(len(rows)), [row.get(name) for row in rows], "o-", markersize=4)
+        axis.set(title=name, ylim=(0, None), xticks=range(len(rows)))
+        axis.set_xticklabels([row["commit"][:7] for row in rows], rotation=90, fontsize=6)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=110)
+    plt.close(figure)
 
 
 def _benchmark_section(report: dict[str, Any]) -> list[str]:

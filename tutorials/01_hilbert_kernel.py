@@ -9,6 +9,9 @@
 # %% [markdown]
 # # A Hilbert kernel in an ExactGP
 #
+# After this tutorial you can replace the kernel of an `ExactGP` by a `HilbertKernel`, check its error, and draw whole
+# functions.
+#
 # You have an `ExactGP` that works and more data than it can take. This tutorial changes one line of it, looks at
 # what changed, and shows how to tell whether the change was harmless.
 #
@@ -364,8 +367,8 @@ plt.show()
 #
 # ## What it buys
 #
-# The data enter the likelihood through $\Phi^\top \Phi$ and $\Phi^\top (y - m)$. The first, the dear one, does not
-# depend on the hyperparameters and is computed once. What is left of a training step is algebra with small matrices.
+# The data enter the likelihood through $\Phi^\top \Phi$ and $\Phi^\top (y - m)$. The first, the expensive one, does
+# not depend on the hyperparameters and is computed once. What is left of a training step is algebra with small matrices.
 
 
 # %%

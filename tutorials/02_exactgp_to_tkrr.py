@@ -9,6 +9,8 @@
 # %% [markdown]
 # # From an ExactGP to T-KRR
 #
+# After this tutorial you can fit a function of many inputs with `TKRR`, by one solution or by draws.
+#
 # The first tutorial wrapped a kernel and stayed with `ExactGP`. That works for one to three inputs, because the full
 # product basis has $M^D$ functions. With five inputs and ten sines each these are a hundred thousand; with eight inputs
 # a hundred million.

@@ -9,6 +9,9 @@
 # %% [markdown]
 # # Uncertainty: what the draws say
 #
+# After this tutorial you can tell whether the intervals of a fitted `TKRR` can be trusted, and use its draws for
+# decisions.
+#
 # The second tutorial fitted T-KRR by alternating least squares: one set of weights, hyperparameters set by hand or
 # learned as points. `fit_gibbs` gives the posterior instead. It draws the weights, the noise and all hyperparameters
 # of the kernel, and every draw is a *whole function*

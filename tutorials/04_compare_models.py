@@ -9,6 +9,8 @@
 # %% [markdown]
 # # A benchmark of Gaussian processes, with a model of your own
 #
+# After this tutorial you can compare models on your own table, and add one of your own.
+#
 # Which model should be swapped in for *your* data? The honest answer is a comparison: the same splits, the same scores,
 # the same machine. On the command line it is
 #

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # Flight delays at scale
 #
+# After this tutorial you can fit a file of any size, stop and resume, and use several processes.
+#
 # ALS, Gibbs sampling and the Hilbert kernel need the data only through sums over the rows. So the rows can stay in a
 # file that is larger than memory, a fit that was stopped can go on, and several processes can share the work. This
 # tutorial does all of it with the flights that left New York in 2013.

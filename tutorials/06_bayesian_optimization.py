@@ -9,6 +9,8 @@
 # %% [markdown]
 # # Bayesian optimisation with BoTorch
 #
+# After this tutorial you can run Bayesian optimisation in BoTorch with the models of this package.
+#
 # BoTorch asks three things of a model: a posterior that can be differentiated in the inputs, fantasies (what would the
 # model say had it seen this outcome?), and function draws. `HilbertGPModel` and `TKRRModel` give all three at a cost
 # that does not grow with the cube of the number of observations.

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # Checking and comparing models with ArviZ and Pyro
 #
+# After this tutorial you can check chains and compare models with ArviZ, and put a Hilbert GP into a Pyro model.
+#
 # A posterior is where the work of a Bayesian begins: have the chains converged, does the model produce data that look
 # like ours, which of two models predicts better? ArviZ answers these questions for any sampler. `fit_gibbs`, and NUTS
 # over the hyperparameters of a Gaussian process with `HilbertKernel`, hand their draws to it with the same groups, so

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # Flight delays with honest tails
 #
+# After this tutorial you can model outliers and noise that depends on the inputs, and let the data choose.
+#
 # Most flights arrive within half an hour of the plan; a few arrive half a day late. A model with Gaussian noise must
 # make its intervals wide enough for those few, and then they are too wide for all others. This tutorial gives the same
 # data to Gaussian noise, Student noise, noise that depends on the inputs, and skewed noise, lets the training rows

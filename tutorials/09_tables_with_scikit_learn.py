@@ -9,6 +9,8 @@
 # %% [markdown]
 # # Tables with categories and dates, in scikit-learn
 #
+# After this tutorial you can use the estimators in scikit-learn's pipelines and searches, on tables as they are.
+#
 # `tkrr.sklearn` has estimators that take a table as it is: numbers, text, booleans, dates. They predict distributions,
 # and they work inside pipelines, grid searches and cross-validation. This tutorial makes a table of bicycle rentals
 # whose truth is known, and goes through all of these.

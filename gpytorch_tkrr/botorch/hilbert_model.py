@@ -45,7 +45,7 @@ NUM_FUNCTIONS = {1: 100, 2: 1000, 3: 1000}
 CROSS_NUM_FUNCTIONS = 1250
 
 #: Change of the prior covariance by the ends of the box, relative to its variance. With a hyperbolic cross functions
-#: are too dear to be spent on a wide margin.
+#: are too expensive to be spent on a wide margin.
 BOX_TOLERANCE = 1e-3
 CROSS_BOX_TOLERANCE = 0.05  # for each input
 

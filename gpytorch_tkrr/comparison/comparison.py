@@ -46,7 +46,12 @@ SCORES: dict[Task, dict[str, str]] = {
     "classification": {"error": "error", "nll": "NLL", "calibration_error": "calibration error"},
 }
 
-_COSTS = {"fit_seconds": "fit, s", "predict_seconds": "predict, s", "memory": "memory, MB", "num_parameters": "numbers"}
+_COSTS = {
+    "fit_seconds": "fit, s",
+    "predict_seconds": "predict, s",
+    "memory": "memory, MB",
+    "num_parameters": "parameters",
+}
 
 Model = Any  # an object with `fit` and `predict`
 

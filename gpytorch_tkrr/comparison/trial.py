@@ -40,7 +40,7 @@ class Split:
 @dataclass
 class Trial:
     """
-    What came of one model on one split.
+    The outcome of one model on one split.
 
     :param model: Name of the model.
     :param split: Number of the split.

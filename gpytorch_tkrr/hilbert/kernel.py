@@ -492,7 +492,7 @@ class HilbertKernel(ReducedRankKernel):
 
     @property
     def _accepted_error(self) -> float:
-        """The part of the prior variance that may be missing without a word."""
+        """The part of the prior variance that may be missing before a warning is given."""
         return MAX_MISSING if self._tolerance is None else max(MAX_MISSING, self._tolerance.tol)
 
     def _check_new_inputs(self, x: Tensor, short: Tensor) -> None:

@@ -101,6 +101,12 @@ def _integrate(model: TKRR | LogNoise, measure: Measure | None) -> _Modes:
     return _Modes(model.posterior.format, functions, factors, moments, means, covariances, constant, measure)
 
 
+def _few(values: Sequence[float], most: int = 8) -> str:
+    """Numbers in a line of text, the first of many."""
+    shown = ", ".join(f"{value:.3g}" for value in values[:most])
+    return shown if len(values) <= most else f"{shown}, ..."
+
+
 @dataclass(frozen=True)
 class MainEffects:
     """
@@ -129,6 +135,12 @@ class MainEffects:
     draws: list[Tensor]
     expectation: Tensor
     categorical: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        sizes = [float(self.mean(d).std(correction=0)) for d in range(len(self.grids))]
+        mean = float(self.expectation.mean())
+        first = f"MainEffects of {len(sizes)} inputs, {len(self.expectation)} draws; mean of f {mean:.4g}"
+        return f"{first}\nstandard deviation over each range: {_few(sizes)}\nsee mean(d), band(d) and plot()"
 
     def mean(self, d: int) -> Tensor:
         """
@@ -257,6 +269,11 @@ class SobolIndices:
     first: Tensor
     total: Tensor
     variance: Tensor
+
+    def __repr__(self) -> str:
+        first = f"SobolIndices of {self.first.shape[1]} inputs, {self.first.shape[0]} draws; see summary()"
+        means = (_few(share.mean(0).tolist()) for share in (self.first, self.total))
+        return "{}\nfirst order: {}\ntotal:       {}".format(first, *means)
 
     def interval(self, level: float = 0.95) -> dict[str, tuple[Tensor, Tensor]]:
         """

@@ -76,6 +76,10 @@ class Prediction:
         self._shape, self._dtype = x.shape[:-1], x.dtype
         self._kept: list[tuple[Tensor, dict[str, Tensor]]] | None = None
 
+    def __repr__(self) -> str:
+        outside = int(self.extrapolates.sum())
+        return f"Prediction of shape {tuple(self._shape)}, {outside} rows outside the training range"
+
     @property
     def mean(self) -> Tensor:
         """Mean of y, `(..., n)`; for two classes the probability of class 1."""

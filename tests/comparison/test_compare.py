@@ -260,7 +260,7 @@ def test_table():
     table, scores = result.table(), result.scores()
     assert table.loc["T-KRR, ALS", "RMSE"].endswith("*") and "*" not in table.loc["mean", "RMSE"]
     assert table.loc["least squares", "NLPD"] == "" and table.loc["Broken", "status"] == "failed"
-    assert table.loc["least squares", "numbers"] == "3"
+    assert table.loc["least squares", "parameters"] == "3"
     mean, spread = (float(number) for number in re.findall(r"[\d.]+", table.loc["mean", "RMSE"]))
     of_mean = scores[scores["model"] == "mean"]["rmse"]
     assert mean == pytest.approx(of_mean.mean(), abs=0.1) and spread == pytest.approx(of_mean.std(), abs=0.1)

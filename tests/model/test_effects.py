@@ -203,3 +203,15 @@ def test_bad_requests():
     model.mean_module = gpytorch.means.LinearMean(3)
     with pytest.raises(InputError, match="constant mean"):
         main_effects(model)
+
+
+def test_results_are_shown_in_three_lines():
+    x = torch.rand(60, 10)
+    model = TKRR(x, x[:, 0] + x[:, 1], GaussianLikelihood(), rank=2, num_basis=4)
+    fit_als(model, max_sweeps=2, seed=0)
+    effects, indices = main_effects(model), sobol_indices(model)
+    for result in (effects, indices):
+        lines = repr(result).splitlines()
+        assert len(lines) == 3 and all(len(line) < 120 for line in lines) and "10 inputs" in lines[0]
+    assert f"{float(indices.total.mean(0)[1]):.3g}, " in repr(indices).splitlines()[2]
+    assert repr(model.predict(x[:7] + 5)) == "Prediction of shape (7,), 7 rows outside the training range"
