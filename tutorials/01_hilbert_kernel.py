@@ -368,7 +368,8 @@ plt.show()
 # ## What it buys
 #
 # The data enter the likelihood through $\Phi^\top \Phi$ and $\Phi^\top (y - m)$. The first, the expensive one, does
-# not depend on the hyperparameters and is computed once. What is left of a training step is algebra with small matrices.
+# not depend on the hyperparameters and is computed once. What is left of a training step is algebra with small
+# matrices.
 
 
 # %%
