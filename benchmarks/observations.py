@@ -149,7 +149,8 @@ def run(args: argparse.Namespace) -> Report:
         "rmse: of the mean, mae: of the median, coverage: of the central 95 % interval. seconds: processor time of "
         "training and prediction, one thread. "
         f"T-KRR: its defaults; up to {FEW_ROWS} rows rank {RANK}, one chain of {NUM_WARMUP} + {NUM_DRAWS} sweeps; auto "
-        "decides by training rows held out. SVGP: 512 inducing points. boosting: one model of the mean and 13 of quantiles.",
+        "decides by training rows held out. SVGP: 512 inducing points. boosting: one model of the mean and 13 of "
+        "quantiles.",
         *check_targets(report.rows),
     ]
     return report
