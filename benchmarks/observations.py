@@ -83,7 +83,8 @@ def fit_ours(likelihood: Callable[[], Likelihood], x: Tensor, y: Tensor, test_x:
     """T-KRR in the units of the data."""
     is_small = len(y) < FEW_ROWS
     model = tkrr.TKRR(x, y, likelihood(), rank=RANK if is_small else None)
-    tkrr.fit_gibbs(model, seed=seed, **({"num_warmup": NUM_WARMUP, "num_draws": NUM_DRAWS} if is_small else {}))
+    num_warmup, num_draws = (NUM_WARMUP, NUM_DRAWS) if is_small else (None, None)
+    tkrr.fit_gibbs(model, num_warmup=num_warmup, num_draws=num_draws, seed=seed)
     facts = {name: values for name, values in model.posterior.parameters.items() if name == "deg_free"}
     return model.predict(test_x), ", ".join(f"{name} {float(values.mean()):.1f}" for name, values in facts.items())
 

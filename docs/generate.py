@@ -222,8 +222,9 @@ def comparison_table(report: dict[str, Any]) -> str:
     """
     The table of README.md, from the JSON of ``python -m benchmarks compare``; the best of each column in bold.
     """
-    columns = ["model", "RMSE", "NLPD", "95 % coverage", "CRPS", "fit, s", "memory, MB", "status"]
-    lines = [f"| {' | '.join(columns)} |", f"| --- |{' ---: |' * 6} --- |"]
+    last = [name for name in ("chosen", "status") if name in report["rows"][0]]
+    columns = ["model", "RMSE", "NLPD", "95 % coverage", "CRPS", "fit, s", "memory, MB", *last]
+    lines = [f"| {' | '.join(columns)} |", f"| --- |{' ---: |' * 6}{' --- |' * len(last)}"]
     for row in report["rows"]:
         cells = [str(row[column]) for column in columns]
         lines.append(f"| {' | '.join(f'**{c[:-2]}**' if c.endswith(' *') else c for c in cells)} |")

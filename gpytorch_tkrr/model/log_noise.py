@@ -11,12 +11,12 @@ from .extrapolation import HeldInputs
 
 class LogNoise:
     r"""
-    Draws of the log variance :math:`\log s^2 + g(x)` of the noise: what `model.log_noise` is after
-    :func:`~gpytorch_tkrr.fit_gibbs` with a :class:`~gpytorch_tkrr.HeteroskedasticLikelihood`. It may take the place of
-    the model in :func:`~gpytorch_tkrr.main_effects` and :func:`~gpytorch_tkrr.sobol_indices`.
+    Draws of the log variance :math:`\log s^2 + g(x)` of the noise (with Student tails of its squared scale): what
+    `model.log_noise` is after :func:`~gpytorch_tkrr.fit_gibbs` with a :class:`~gpytorch_tkrr.HeteroskedasticLikelihood`.
+    It may take the place of the model in :func:`~gpytorch_tkrr.main_effects` and :func:`~gpytorch_tkrr.sobol_indices`.
 
     :param posterior: Draws of g.
-    :param constant: :math:`\log s^2` of each draw, `(S,)`.
+    :param constant: Its value in each draw where g is zero, `(S,)`.
     :param held: Inputs as g sees them.
     :param train_inputs: The training inputs of the model; None where it holds none.
     """

@@ -49,7 +49,7 @@ from .draws import DrawsPosterior
 from .extrapolation import MARGIN, HeldInputs, TrainingRange
 from .laplace import LaplacePosterior, laplace_blocks
 from .likelihoods.base import Observation, observe
-from .likelihoods.heteroskedastic import HeteroskedasticObservation, factors_of
+from .likelihoods.heteroskedastic import HeteroskedasticObservation, factors_of, log_size
 from .log_noise import LogNoise
 from .measure import EmpiricalMeasure, Measure
 from .missing import spread_of_missing
@@ -621,7 +621,7 @@ class TKRR(GP):
             )
         bases, factors = observation.bases(), factors_of(posterior.parameters)
         own = DrawsPosterior(bases, factors, {}, {}, posterior.chains, {})
-        return LogNoise(own, posterior.noise.log(), self.held, self.train_inputs)
+        return LogNoise(own, log_size(posterior.parameters), self.held, self.train_inputs)
 
     def predict(self, x: Any, **rows: Tensor | float) -> Prediction:
         r"""

@@ -40,7 +40,7 @@ from ..augmentation.log_chi_squared import SMALLEST, draw_components
 from ..augmentation.row_values import RowValues
 from .base import Augmentation, Observation, Parameters, Rows, SecondFunction, SumRows, register
 from .gaussian import DEFAULT_BOUND, GaussianObservation
-from .skewed import WIDTHS, SkewedNoise, SkewedObservation
+from .skewed import WIDTHS, SkewedNoise, SkewedObservation, shape_variance
 from .student import StudentObservation
 
 #: Sines per input of g, and its rank.
@@ -138,10 +138,8 @@ class HeteroskedasticLikelihood(_OneDimensionalLikelihood):
             self.register_constraint("raw_deg_free", deg_free_constraint or GreaterThan(2))
             self.initialize(deg_free=7)
         if skewed:  # Gaussian until a fit
-            self.shares: Tensor
-            self.skew: Tensor
-            self.register_buffer("shares", torch.eye(len(WIDTHS))[0])
-            self.register_buffer("skew", torch.zeros(len(WIDTHS)))
+            self.raw_shares = torch.nn.Parameter(torch.tensor([0.0, *[-20.0] * (len(WIDTHS) - 1)]))
+            self.skew = torch.nn.Parameter(torch.zeros(len(WIDTHS)))
 
     @property
     def noise(self) -> Tensor:
@@ -160,6 +158,15 @@ class HeteroskedasticLikelihood(_OneDimensionalLikelihood):
     @deg_free.setter
     def deg_free(self, value: Tensor | float) -> None:
         self.initialize(raw_deg_free=self.raw_deg_free_constraint.inverse_transform(_as(value, self.raw_deg_free)))
+
+    @property
+    def shares(self) -> Tensor:
+        """Shares of the components of skewed noise, `(K,)`."""
+        return torch.softmax(self.raw_shares, -1)
+
+    @shares.setter
+    def shares(self, value: Tensor) -> None:
+        self.initialize(raw_shares=_as(value, self.raw_shares).clamp(min=1e-30).log())
 
     def separate(self) -> SeparableKernel:
         """The kernel of g, read mode by mode at its current hyperparameters."""
@@ -371,6 +378,16 @@ def factors_of(parameters: Mapping[str, Tensor]) -> list[Tensor]:
     return [parameters[name] for name in names if name in parameters]
 
 
+def log_size(parameters: Mapping[str, Tensor]) -> Tensor:
+    """
+    The logarithm of the noise variance where g is zero, `(*P,)`; with Student tails that of the squared scale.
+
+    :param parameters: Each `(*P, ...)`.
+    """
+    own = parameters["noise"].log()
+    return own + shape_variance(parameters["shares"], parameters["skew"]).log() if "shares" in parameters else own
+
+
 class LogNoiseFunction(SecondFunction):
     """
     g as the sampler sees it.
@@ -387,7 +404,7 @@ class LogNoiseFunction(SecondFunction):
         self.kernel, self.separable, self.rank = likelihood.noise_kernel, likelihood.separate(), likelihood.rank
 
     def total(self, g: Tensor, parameters: Parameters) -> Tensor:
-        return g + parameters["noise"].log().unsqueeze(-1)
+        return g + log_size(parameters).unsqueeze(-1)
 
     def row_weight(self, parameters: Parameters) -> Callable[[Batch, int], Tensor]:
         bases, factors = [mode.basis for mode in self.separable.modes], factors_of(parameters)
@@ -428,7 +445,7 @@ class HeteroskedasticAugmentation(Augmentation):
 
     @property
     def watched(self) -> tuple[str, ...]:
-        return tuple(name for name in self.free if name != "noise")  # the data see it together with g alone
+        return tuple(name for name in self.base.watched if name != "noise")  # the data see it together with g alone
 
     def start(self) -> Parameters:
         zeros = {

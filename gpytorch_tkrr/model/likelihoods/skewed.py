@@ -125,6 +125,17 @@ class SkewedNoise(torch.distributions.Distribution):
         return new
 
 
+def shape_variance(shares: Tensor, skew: Tensor) -> Tensor:
+    r"""
+    The variance of the noise where :math:`\sigma = 1`, `(...)`.
+
+    :param shares: :math:`\pi`, `(..., K)`.
+    :param skew: :math:`\delta`, `(..., K)`.
+    """
+    one = torch.ones((*shares.shape[:-1], 1), dtype=shares.dtype, device=shares.device)
+    return SkewedNoise(torch.zeros_like(one), one, shares, skew).variance.squeeze(-1)
+
+
 class OwensT(torch.autograd.Function):
     """Owen's T function, by SciPy, with its gradient."""
 
@@ -160,8 +171,8 @@ class SkewedObservation(GaussianObservation):
 
     def set_parameters(self, draws: Parameters) -> None:
         super().set_parameters(draws)
-        self.likelihood.shares = draws["shares"].mean(0).to(self.likelihood.shares)
-        self.likelihood.skew = draws["skew"].mean(0).to(self.likelihood.skew)
+        self.likelihood.shares = draws["shares"].mean(0)
+        self.likelihood.initialize(skew=draws["skew"].mean(0).to(self.likelihood.skew))
 
     def _distribution(self, f: Tensor, parameters: Parameters, rows: Rows) -> SkewedNoise:
         square, spread = self.own_noise(parameters, rows), rows.get("spread", 0.0)
@@ -201,6 +212,10 @@ class SkewedAugmentation(Augmentation):
     def __init__(self, model: NoiseModel, present: float, unit: float):
         self.model, self.present, self.unit = model, present, unit
         self.free = (*(("noise",) if model.is_free else ()), "shares", "skew")
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        return ()  # a narrow component of wide noise is a wide one of narrow noise: the data see the shape alone
 
     def start(self) -> Parameters:
         shares = torch.zeros(len(WIDTHS), dtype=torch.float64)

@@ -209,6 +209,11 @@ def test_states_and_calls():
     torch.testing.assert_close(loaded.predict(x).log_prob(y), model.predict(x).log_prob(y))
     torch.testing.assert_close(pickle.loads(pickle.dumps(model)).predict(x).mean, model.predict(x).mean)
     torch.testing.assert_close(likelihood.shares, model.posterior.parameters["shares"].mean(0))
+    torch.testing.assert_close(model.log_noise.draws(x), 2 * model.predict(x).noise.draws.log(), rtol=1e-6, atol=1e-6)
+    for each in (model, loaded):
+        tkrr.fit_gibbs(each, data=(x, y), num_draws=6, num_warmup=0, seed=0)
+    torch.testing.assert_close(loaded.posterior.parameters, model.posterior.parameters)
+    assert model.posterior.num_draws == 12
     with gpytorch.settings.num_likelihood_samples(7):
         marginal = loaded.likelihood(loaded.eval()(x[:5]), x[:5])
     assert isinstance(marginal, SkewedNoise) and marginal.batch_shape == (7, 5)
