@@ -25,6 +25,15 @@ class ProgressBar:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update()
 
+    def skip(self, steps: int) -> None:
+        """
+        Steps that were announced and are not needed.
+
+        :param steps: How many.
+        """
+        if self._bar is not None:
+            self._bar.update(steps)
+
     def close(self) -> None:
         """The end."""
         if self._bar is not None:

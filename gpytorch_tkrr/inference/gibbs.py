@@ -468,6 +468,7 @@ class GibbsFit:
                     bar.update(f"noise {noise:.4g}")
                     is_last = run.sweep == run.ends[-1] + plan.num_draws and number == plan.num_chains - 1
                     checkpoint.save(lambda: self.state(chains, run), last=is_last)  # noqa: B023 (called at once)
+                bar.skip(num_sweeps - run.sweep)  # the warm-up may have ended early
                 chains.append(self.finish_chain(run))
         finally:
             bar.close()

@@ -325,3 +325,11 @@ def test_targets_too_large_for_the_hyperparameters_are_refused():
     model = TKRR(x, 1e20 * x[:, 0], GaussianLikelihood(), rank=2, num_basis=5)
     with pytest.raises(InputError, match=r"variance of the targets, .* too large for .*float32"):
         fit_gibbs(model, num_draws=4, num_warmup=1)
+
+
+def test_the_progress_bar_ends_where_the_warm_up_has_ended_early(capsys):
+    pytest.importorskip("tqdm")
+    x = torch.rand(60, 2, dtype=torch.float64)
+    model = TKRR(x, torch.sin(5 * x[:, 0]), GaussianLikelihood(), rank=1, num_basis=4, warp=False)
+    fit_gibbs(model, num_chains=1, seed=0, progress=True)
+    assert "100%" in capsys.readouterr().err
