@@ -228,6 +228,31 @@ class HyperbolicCross(IndexSet):
         return values, values <= self.limit
 
 
+@dataclass(frozen=True)
+class InPairs(IndexSet):
+    """
+    A rule for functions that stand in pairs, such as the cosine and the sine of one frequency: it counts the pairs, and
+    all products of functions whose pairs it keeps are kept.
+
+    :param rule: The rule for pairs.
+
+    Example:
+        >>> from gpytorch_tkrr import TotalDegree
+        >>> from gpytorch_tkrr.bases.index_set import InPairs
+        >>> InPairs(TotalDegree(2)).indices([4, 4]).tolist()
+        [[1, 1], [1, 2], [2, 1], [2, 2]]
+    """
+
+    rule: IndexSet
+
+    def _start(self) -> float:
+        return self.rule._start()
+
+    def _extend(self, value: Tensor, index: Tensor, num_remaining: int) -> tuple[Tensor, Tensor]:
+        values, possible = self.rule._extend(value, index[:, : index.shape[-1] // 2], num_remaining)
+        return values.repeat_interleave(2, dim=-1), possible.repeat_interleave(2, dim=-1)
+
+
 @lru_cache(maxsize=64)
 def _cached_levels(index_set: IndexSet, num_basis: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
     return index_set._levels(num_basis)

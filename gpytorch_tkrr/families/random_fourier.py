@@ -9,6 +9,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 from torch import Tensor
 
+from ..bases.index_set import FullTensor
 from ..bases.waves import FrequencyBasis, within
 from ..errors import UnsupportedKernelError
 from ..features.expansion import BasisFamily, Box, Expansion, Term
@@ -71,6 +72,11 @@ class RandomFourier(BasisFamily):
         return RandomTerm(FrequencyBasis(box.center[0], box.half_width[0], omega, torch.ones_like(omega)))
 
     def expand(self, node: Node, box: Box) -> RandomWaves:
+        if not isinstance(box.index_set, FullTensor):
+            raise UnsupportedKernelError(
+                f"{box.index_set} chooses among products of functions of one input each; those of {self} see all "
+                "inputs at once. Leave index_set out: num_basis says how many functions there are."
+            )
         num = max(math.prod(box.num_basis) // 2, 1)
         return RandomWaves(box, self._frequencies(node, box, num), num)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from functools import reduce
 
 import torch
@@ -20,8 +21,7 @@ from torch import Tensor
 
 from ..bases.basis import SineBasis, SpectralBasis
 from ..bases.domain import Domain
-from ..bases.index_set import FullTensor
-from ..errors import UnsupportedKernelError
+from ..bases.index_set import FullTensor, InPairs
 from .expansion import BasisFamily, BasisProducts, Box, Expansion, Term
 from .spectral import node_density, node_has_density
 from .tree import Node
@@ -135,7 +135,7 @@ class SpectralProducts(Expansion):
 class SpectralFamily(BasisFamily):
     """Families whose functions have one frequency each. They represent all kernels that have a spectral density."""
 
-    #: Whether functions stand in pairs that must not be parted.
+    #: Whether functions stand in pairs that must not be parted: of these an index set counts the pairs.
     is_paired = False
 
     @abstractmethod
@@ -159,11 +159,8 @@ class SpectralFamily(BasisFamily):
         return SpectralTerm(node, box.columns[0], basis)
 
     def expand(self, node: Node, box: Box) -> SpectralProducts:
-        if self.is_paired and len(box.columns) > 1 and not isinstance(box.index_set, FullTensor):
-            raise UnsupportedKernelError(
-                f"{box.index_set} keeps some products of functions and leaves out others; the cosines and sines of "
-                f"{self} belong together. Use FullTensor(), or the default basis, the sines."
-            )
+        if self.is_paired and not isinstance(box.index_set, FullTensor):
+            box = replace(box, index_set=InPairs(box.index_set))  # the sum over a pair is stationary, its parts are not
         return SpectralProducts([node], box, self._bases(box))
 
 

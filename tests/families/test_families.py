@@ -235,6 +235,29 @@ def test_maps_refuse_kernels_that_they_cannot_represent(family):
     assert HilbertKernel(kernel, Domain(torch.zeros(2), 1.0), 5, basis=family).approximation_error(x) < 1e-6
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("family", [tkrr.GaussLegendre(), tkrr.GaussHermite()], ids=repr)
+@pytest.mark.parametrize("rule", [tkrr.TotalDegree, tkrr.HyperbolicCross])
+def test_index_sets_of_quadratures_count_nodes(family, rule):
+    """The kernel stays stationary, and tends to the full product, which has more functions, with the limit."""
+    x = 2 * torch.rand(40, 2, dtype=torch.float64) - 1
+    base = RBFKernel(ard_num_dims=2).double()
+    base.lengthscale = torch.tensor([[0.6, 0.9]])
+    box = Domain(torch.zeros(2), 2.0)
+    full = HilbertKernel(base, box, 24, basis=family)
+    limits = (8, 14, 24) if rule is tkrr.TotalDegree else (16, 40, 144)
+    distances = []
+    for limit in limits:
+        kernel = HilbertKernel(base, box, 24, basis=family, index_set=rule(limit))
+        distances.append(float((kernel(x).to_dense() - full(x).to_dense()).abs().max()))
+        torch.testing.assert_close(
+            kernel(x).diagonal(dim1=-1, dim2=-2), kernel(x[:1]).to_dense().expand(40, 1)[:, 0], rtol=1e-9, atol=1e-12
+        )
+    assert distances[0] > distances[1] >= distances[2] and distances[2] < 1e-12 and distances[1] < 0.02
+    few = HilbertKernel(base, box, 24, basis=family, index_set=rule(limits[1]))
+    assert few.expansion(2).num_functions < full.expansion(2).num_functions == 24**2
+
+
 def test_other_refusals():
     with pytest.raises(tkrr.UnsupportedKernelError, match=r"base_kernel: RBFKernel is no MaternKernel"):
         HilbertKernel(ScaleKernel(RBFKernel()), BOX, 5, basis=tkrr.VariationalFourier())
@@ -242,9 +265,9 @@ def test_other_refusals():
         HilbertKernel(MaternKernel(), Domain(torch.zeros(2), 1.0), 5, basis=tkrr.VariationalFourier())
     with pytest.raises(tkrr.UnsupportedKernelError, match="neither an RBFKernel nor a MaternKernel"):
         HilbertKernel(gpytorch.kernels.RQKernel(), BOX, 5, basis=tkrr.RandomFourier())
-    with pytest.raises(tkrr.UnsupportedKernelError, match="belong together"):
+    with pytest.raises(tkrr.UnsupportedKernelError, match="all inputs at once"):
         box = Domain(torch.zeros(2), 1.0)
-        HilbertKernel(RBFKernel(), box, 6, basis=tkrr.GaussLegendre(), index_set=tkrr.HyperbolicCross(6))
+        HilbertKernel(RBFKernel(), box, 6, basis=tkrr.RandomFourier(), index_set=tkrr.HyperbolicCross(6))
     x = torch.rand(20, 2)
     with pytest.raises(tkrr.UnsupportedKernelError, match="requires_grad_"):
         likelihood = gpytorch.likelihoods.GaussianLikelihood()
