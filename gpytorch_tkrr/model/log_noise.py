@@ -11,9 +11,10 @@ from .extrapolation import HeldInputs
 
 class LogNoise:
     r"""
-    Draws of the log variance :math:`\log s^2 + g(x)` of the noise (with Student tails of its squared scale): what
-    `model.log_noise` is after :func:`~gpytorch_tkrr.fit_gibbs` with a :class:`~gpytorch_tkrr.HeteroskedasticLikelihood`.
-    It may take the place of the model in :func:`~gpytorch_tkrr.main_effects` and :func:`~gpytorch_tkrr.sobol_indices`.
+    Draws of the log variance :math:`\log s^2 + g(x)` of the noise (with Student tails of its squared scale), which is
+    `model.log_noise` after :func:`~gpytorch_tkrr.fit_gibbs` with a
+    :class:`~gpytorch_tkrr.HeteroskedasticLikelihood`. It may take the place of the model in
+    :func:`~gpytorch_tkrr.main_effects` and :func:`~gpytorch_tkrr.sobol_indices`.
 
     :param posterior: Draws of g.
     :param constant: Its value in each draw where g is zero, `(S,)`.
