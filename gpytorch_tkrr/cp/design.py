@@ -72,6 +72,21 @@ class Marginal:
         return self.dense().diagonal()
 
 
+@dataclass(frozen=True)
+class DenseRows:
+    """
+    Few rows, as dense matrices.
+
+    :param features: The functions of each mode, D tensors `(N, M_d)`.
+    :param y: Targets, `(N,)`.
+    :param weight: Weights of the rows, `(N,)`.
+    """
+
+    features: list[Tensor]
+    y: Tensor
+    weight: Tensor
+
+
 class _Rows:
     """A batch with what is known about it: nodes of its columns and products over modes."""
 
@@ -310,6 +325,17 @@ class Design:
             weight = torch.ones_like(values) if rows.batch.weight is None else rows.batch.weight
             parts.append(-0.5 * (weight * (rows.batch.y - values).square() / noise + math.log(noise)))
         return torch.cat(parts)
+
+    def dense(self) -> DenseRows:
+        """The rows of all processes at once, with the functions of every mode: for few rows."""
+        batches = [rows.batch for rows in self._rows()]
+        empty = self.data.summary.lower.new_empty(0)
+        x = torch.cat([empty.new_empty(0, len(self.bases)), *(batch.x for batch in batches)])
+        y = torch.cat([empty, *(batch.y for batch in batches)])
+        ones = [torch.ones_like(batch.y) if batch.weight is None else batch.weight for batch in batches]
+        parts = self.data.processes.gather((x.cpu(), y.cpu(), torch.cat([empty, *ones]).cpu()))
+        x, y, weight = (torch.cat(each).to(empty.device) for each in zip(*parts, strict=True))
+        return DenseRows([basis(column) for basis, column in zip(self.bases, x.mT, strict=True)], y, weight)
 
     def turn(self, bond: int, matrix: Tensor) -> None:
         """

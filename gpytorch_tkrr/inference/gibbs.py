@@ -60,6 +60,7 @@ from ..sampling.sampler import FIRST_STEP, GibbsSampler
 from ..sampling.second_function import JointSampler, SecondFit
 from ..sampling.workers import num_parallel, run_forked
 from .als import append_rows
+from .process_chains import PROCESS_STATE, ProcessChains, ProcessRun
 from .results import GibbsResult
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ DEAD, IDLE = 0.01, 1.0
 #: All components have died where none has a mean square above this fraction of the targets' variance, nor above what
 #: its weights would find in pure noise.
 MIN_ENERGY = 0.01
+
+#: Chains in the limit of many components are left out where their weight is below this.
+IDLE_WEIGHT = 0.05
 
 #: What a checkpoint holds of a chain that is being run, beside its state and its random numbers.
 RUN_STATE = (
@@ -259,6 +263,7 @@ class GibbsFit:
 
     plan: Plan
     held_out: Design | None = None  # rows by which chains are weighed
+    processes: ProcessChains | None = None  # chains that take the limit of many components
     most_components: int | None = None  # that a chain starts with, where many overfit
 
     def __init__(
@@ -292,6 +297,7 @@ class GibbsFit:
         with torch.enable_grad():
             half_range = (summary.upper - summary.lower) / 2
             self.hyperparameters = Hyperparameters(model.covar_module, self.separable, half_range, centers)
+        self.half_range, self.centers = half_range, centers
         self.second = SecondFit.of(self.augmentation, summary, None if earlier is None else earlier.parameters)
         self.grids = range_grids(summary.lower, summary.upper)
         self.all_slots = range(len(self.hyperparameters.slots))
@@ -329,7 +335,10 @@ class GibbsFit:
             num_draws=num_draws,
             num_chains=num_chains,
             can_score=self.augmentation.free == ("noise",) and self.second is None,
+            can_integrate=self._can_integrate(),
         )
+        if self.plan.num_processes or (earlier is not None and any(map(_is_process, earlier.resume["chains"]))):
+            self.processes = self._process_chains()
         if self.plan.ends[-1] > 0:
             key = int(np.random.default_rng(self.entropy).integers(2**62))
             all_rows, rows = self.designs[-1], self.plan.rows
@@ -352,6 +361,39 @@ class GibbsFit:
                 form = WeightFormat.from_state(saved).with_rank(form.rank)
             self.model.weights = form
             self.designs[-1].set_format(form)
+
+    def _can_integrate(self) -> bool:
+        """Whether the limit of many components can be taken: f is integrated out, and a draw is a sum of products."""
+        model = self.model
+        is_new = self.earlier is None and not self.als_factors and model.adapts_rank and model.weights.kind == "cp"
+        is_known = not any(self.training.summary.num_missing())
+        return is_new and is_known and self.augmentation.is_gaussian and self.augmentation.free == ("noise",)
+
+    def _process_chains(self) -> ProcessChains:
+        model, unit = self.model, self.training.scale**2
+        with torch.enable_grad():
+            hyperparameters = Hyperparameters(
+                model.covar_module,
+                self.separable,
+                self.half_range,
+                self.centers,
+                likelihood=model.likelihood,
+                unit=unit,
+            )
+        return ProcessChains(self, hyperparameters, len(self.hyperparameters.slots), unit)
+
+    def few_rows(self, num_rows: int) -> Design:
+        """
+        Rows of the first stage, about so many.
+
+        :param num_rows: How many.
+        """
+        return self.designs[0].thinned(num_rows, int(np.random.default_rng(self.entropy).integers(2**62)))
+
+    def adapt_functions(self) -> None:
+        """As many functions as the kernel needs as it stands, where their numbers are free."""
+        if self.model.adapts_num_basis:
+            self._adapt_num_basis()
 
     def race(self, saved: dict[str, Any] | None = None) -> None:
         """
@@ -464,8 +506,7 @@ class GibbsFit:
                     run, saved = self.resume_chain(number, saved), None
                 while run.sweep < run.ends[-1] + plan.num_draws:
                     self.sweep(run)
-                    noise = self.augmentation.noise(run.state.parameters) * self.training.scale**2
-                    bar.update(f"noise {noise:.4g}")
+                    bar.update(f"noise {self._noise(run):.4g}")
                     is_last = run.sweep == run.ends[-1] + plan.num_draws and number == plan.num_chains - 1
                     checkpoint.save(lambda: self.state(chains, run), last=is_last)  # noqa: B023 (called at once)
                 bar.skip(num_sweeps - run.sweep)  # the warm-up may have ended early
@@ -473,6 +514,12 @@ class GibbsFit:
         finally:
             bar.close()
         return chains
+
+    def _noise(self, run: _Run | ProcessRun) -> float:
+        """The present noise variance of a chain, in the units of the targets."""
+        if isinstance(run, ProcessRun):
+            return float(self.model.likelihood.noise)
+        return self.augmentation.noise(run.state.parameters) * self.training.scale**2
 
     def run_in_processes(self, num_workers: int) -> list[_Chain]:
         """
@@ -498,7 +545,7 @@ class GibbsFit:
             design.set_bases([mode.basis for mode in self.separable.modes])
         self.designs[-1].marginals()
 
-    def start_chain(self, number: int) -> _Run:
+    def start_chain(self, number: int) -> _Run | ProcessRun:
         """
         A chain before its first sweep.
 
@@ -507,6 +554,10 @@ class GibbsFit:
         if self.model.num_basis != self.start_counts:
             self._resize(self.start_counts)
         rng = np.random.default_rng(np.random.SeedSequence(self.entropy).spawn(self.plan.num_chains)[number])
+        resume = None if self.earlier is None else self.earlier.resume["chains"][number]
+        if number < self.plan.num_processes or (resume is not None and _is_process(resume)):
+            assert self.processes is not None
+            return self.processes.start(number, rng, resume, warm=self.plan.ends[-1] > 0)
         state = self._initial_state(number, rng)
         before = 0 if self.earlier is None else self.earlier.resume["chains"][number]["sweeps"]
         zeros = torch.zeros_like(state.precisions)
@@ -516,12 +567,16 @@ class GibbsFit:
         """The stage of a chain: the last one also after the warm-up."""
         return next((i for i, end in enumerate(run.ends) if run.sweep < end), len(run.ends) - 1)
 
-    def sweep(self, run: _Run) -> None:
+    def sweep(self, run: _Run | ProcessRun) -> None:
         """
         One sweep of a chain; draws are kept after the warm-up.
 
         :param run: The chain.
         """
+        if isinstance(run, ProcessRun):
+            assert self.processes is not None
+            self.processes.sweep(run)
+            return
         self._settle(run)
         first = run.ends[0]
         looks = (first // 4, first // 2, 3 * first // 4) if self.model.adapts_rank else (first // 2,)
@@ -532,7 +587,8 @@ class GibbsFit:
                 self._drop_dead(run)
             run.sampler, run.peak = self._sampler(run.rng, self._stage(run)), torch.zeros_like(run.state.precisions)
         if self.model.adapts_num_basis and 0 < run.sweep in (first // 4, first // 2):
-            self._adapt_num_basis(run.state)
+            self._adapt_num_basis()
+            run.state.factors = self._resized(run.state.factors)
             run.sampler = self._sampler(run.rng, self._stage(run))
         state, num_warmup = run.state, run.ends[-1]
         is_warm = run.sweep >= num_warmup
@@ -571,59 +627,77 @@ class GibbsFit:
             run.ends = run.ends[:stage] + [later - early for later in run.ends[stage:]]
             run.log_noise = []
 
-    def finish_chain(self, run: _Run) -> _Chain:
+    def finish_chain(self, run: _Run | ProcessRun) -> _Chain:
         """
         The draws of a chain, side by side.
 
         :param run: The chain.
         """
-        state = run.state
-        resume = {
-            "precisions": state.precisions,
-            "heights": [len(factor) for factor in state.factors],
-            "steps": state.steps,
-            "coordinates": self.hyperparameters.get(self.all_slots),
-            "rng": run.rng.bit_generator.state,
-            "sweeps": run.before + run.sweep,
-        }
+        device = self.training.summary.lower.device
+        if isinstance(run, ProcessRun):
+            assert self.processes is not None
+            resume = self.processes.resume(run)
+        else:
+            state = run.state
+            resume = {
+                "precisions": state.precisions,
+                "heights": [len(factor) for factor in state.factors],
+                "steps": state.steps,
+                "coordinates": self.hyperparameters.get(self.all_slots),
+                "rng": run.rng.bit_generator.state,
+                "sweeps": run.before + run.sweep,
+            }
+        scores = run.energies[0].new_empty(0)
+        if run.scores:
+            scores = torch.logsumexp(torch.stack(run.scores), 0) - math.log(len(run.scores))
         return _Chain(
             [torch.stack(draws) for draws in zip(*run.factors, strict=True)],
-            {
-                name: torch.stack([each[name] for each in run.parameters]).to(state.precisions.device)
-                for name in state.parameters
-            },
-            torch.stack(run.hyperparameters).to(state.precisions.device),
+            {name: torch.stack([each[name] for each in run.parameters]).to(device) for name in run.parameters[0]},
+            torch.stack(run.hyperparameters).to(device),
             torch.stack(run.energies),
             self.model.num_basis,
-            torch.logsumexp(torch.stack(run.scores), 0) if run.scores else state.precisions.new_empty(0),
+            scores,
             resume,
         )
 
-    def state(self, chains: Sequence[_Chain], run: _Run) -> dict[str, Any]:
+    def state(self, chains: Sequence[_Chain], run: _Run | ProcessRun) -> dict[str, Any]:
         """
         What is needed to go on after a sweep.
 
         :param chains: Chains that are finished.
         :param run: The chain that is being run.
         """
-        kept = {name: getattr(run, name) for name in RUN_STATE}
+        names = PROCESS_STATE if isinstance(run, ProcessRun) else RUN_STATE
+        kept = {name: getattr(run, name) for name in names}
+        if not isinstance(run, ProcessRun):
+            kept["state"] = vars(run.state)
         return {
             **self.model.weights.state(),
             "chains": [vars(chain) for chain in chains],
-            "run": {**kept, "state": vars(run.state), "rng": run.rng.bit_generator.state},
+            "run": {**kept, "rng": run.rng.bit_generator.state},
             "coordinates": self.hyperparameters.get(self.all_slots),
             "num_basis": self.model.num_basis,
             "screening": None if self.screening is None else self.screening.state(),
             "race": ([] if self.model.warp is None else self.model.warp.columns.tolist(), self.most_components),
         }
 
-    def resume_chain(self, number: int, saved: dict[str, Any]) -> _Run:
+    def resume_chain(self, number: int, saved: dict[str, Any]) -> _Run | ProcessRun:
         """
         A chain where :meth:`state` was asked for, and the sums over modes where they stood then.
 
         :param number: Its number.
         :param saved: The state.
         """
+        if "log_leap" in saved["run"]:
+            process = self.start_chain(number)
+            assert isinstance(process, ProcessRun)
+            process.rng.bit_generator.state = saved["run"]["rng"]
+            kept = {name: saved["run"][name] for name in PROCESS_STATE}
+            kept["coordinates"] = kept["coordinates"].cpu()
+            for name, value in kept.items():
+                setattr(process, name, value)
+            self._resize(saved["num_basis"])
+            return process
         if saved["num_basis"] != self.model.num_basis:
             self._resize(saved["num_basis"])
         self.hyperparameters.set(self.all_slots, saved["coordinates"].cpu())
@@ -683,7 +757,7 @@ class GibbsFit:
         alive = run.peak * num_rows > limit * self.augmentation.noise(run.state.parameters)
         run.sampler.prior.keep(run.state, alive, run.peak)
 
-    def _adapt_num_basis(self, state: GibbsState) -> None:
+    def _adapt_num_basis(self) -> None:
         """As many sines in each mode as its present lengthscale needs, and no more than it has distinct values."""
         model = self.model
         assert model.covar_module is not None and model.domain is not None
@@ -692,7 +766,6 @@ class GibbsFit:
         needed = num_basis_needed(model.covar_module, model.domain, most, TAIL)
         wanted = [max(math.ceil(1.25 * num), MIN_NUM_BASIS) for num in needed]
         self._resize([min(pair) for pair in zip(wanted, most, strict=True)])
-        state.factors = self._resized(state.factors)
 
     def _resized(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """Raw factors with the present numbers of functions: the last sines are zero, or left out."""
@@ -751,6 +824,9 @@ class GibbsFit:
     def finish(self, chains: Sequence[_Chain]) -> GibbsResult:
         """Hand the draws to the model and judge them."""
         hyper = self.hyperparameters
+        weights = self._weigh(chains)
+        if self.earlier is None:
+            chains, weights = _without_idle(chains, weights)
         rank = self._join(chains)
         factors = [torch.cat([chain.factors[d] for chain in chains]) * self.share for d in range(self.num_dims)]
         parameters = self.augmentation.natural(
@@ -758,7 +834,6 @@ class GibbsFit:
         )
         values = torch.cat([chain.hyperparameters for chain in chains])  # (S, P)
         numbers = torch.cat([torch.full_like(chain.energies[:, 0], i).long() for i, chain in enumerate(chains)])
-        weights = self._weigh(chains)
         named = {name: values[:, i] for i, name in enumerate(hyper.names)}
         target = _target_identity(self.model, self.training.summary)  # functions may have been adapted
         resume = {
@@ -785,12 +860,15 @@ class GibbsFit:
         free = {name: posterior.parameters[name] for name in self.augmentation.free}
         self.model.observation.set_parameters(free)
         energies = torch.cat([chain.energies for chain in chains])  # (S, R), in units of the targets' variance
-        effective_rank = self._prior().effective_rank(energies)
+        finite = [chain.energies for chain in chains if not _is_process(chain.resume)]
+        effective_rank = self._prior().effective_rank(torch.cat(finite)) if finite else math.inf
         concern = self.augmentation.concern(posterior.parameters)
         if concern is not None:
             warnings.warn(concern, ConstraintWarning, stacklevel=4)
         sizes = [mode.num_functions for mode in self.separable.modes]
-        message = _verdict(posterior, len(chains), set(rhat) - set(hyper.names), rhat, sizes, warn=self.plan.is_fixed)
+        is_process = [_is_process(chain.resume) for chain in chains]
+        watched = set(rhat) - set(hyper.names)
+        message = _verdict(posterior, is_process, watched, rhat, sizes, warn=self.plan.is_fixed)
         average = {
             name: torch.cat([chain.parameters[name] for chain in chains]).mean(0) for name in chains[0].parameters
         }
@@ -815,9 +893,10 @@ class GibbsFit:
         largest: list[int] = [max(each) for each in zip(*counts, strict=True)]
         if list(_counts(self.model.num_basis, self.num_dims)) != largest:
             self._resize(largest)
-        rank = self.model.rank if not self.model.adapts_rank else max(chain.energies.shape[1] for chain in chains)
-        rank = rank if self.earlier is None else self.earlier.rank
-        self.model.resize(rank=rank)
+        rank = self.model.rank
+        if self.model.adapts_rank:
+            rank = max(self.model.weights.rank_of([each.shape[-2] for each in chain.factors]) for chain in chains)
+        self.model.resize(rank=rank if self.earlier is None else max(self.earlier.rank, rank))
         form, sizes = self.model.weights, [mode.num_functions for mode in self.separable.modes]
         drawn = [chain.factors for chain in chains] + ([] if self.earlier is None else [self.earlier.factors])
         heights = form.union([form.heights(sizes), *([each.shape[-2] for each in factors] for factors in drawn)])
@@ -851,6 +930,19 @@ class GibbsFit:
             rhat[name] = float(split_rhat(array).max())
             ess[name] = float(effective_sample_size(array).min())
         return rhat, ess
+
+
+def _without_idle(chains: Sequence[_Chain], weights: Tensor) -> tuple[list[_Chain], Tensor]:
+    """Without chains in the limit of many components that count for little: their draws are large."""
+    is_kept = [not _is_process(c.resume) or float(w) > IDLE_WEIGHT for c, w in zip(chains, weights, strict=True)]
+    kept = [chain for chain, keep in zip(chains, is_kept, strict=True) if keep]
+    weights = weights[torch.tensor(is_kept)]
+    return kept, weights / weights.sum()
+
+
+def _is_process(resume: dict[str, Any]) -> bool:
+    """Whether a chain that can be continued takes the limit of many components."""
+    return resume.get("kind") == "process"
 
 
 def _counts(num_basis: int | Sequence[int], num_dims: int) -> Sequence[int]:
@@ -906,7 +998,7 @@ def _require_same_target(earlier: DrawsPosterior, identity: dict[str, Any]) -> N
 
 def _verdict(
     posterior: DrawsPosterior,
-    num_chains: int,
+    is_process: Sequence[bool],
     watched: set[str],
     rhat: dict[str, float],
     sizes: Sequence[int],
@@ -914,8 +1006,10 @@ def _verdict(
     warn: bool,
 ) -> str:
     """What was done; a warning where chains disagree, unless they are many and short on purpose."""
+    num_chains = len(is_process)
+    limit = f" ({sum(is_process)} in the limit of many components)" if any(is_process) else ""
     message = (
-        f"{posterior.num_draws} draws of {num_chains} chain(s), rank {posterior.rank}, "
+        f"{posterior.num_draws} draws of {num_chains} chain(s){limit}, rank {posterior.rank}, "
         f"{min(sizes)} to {max(sizes)} functions per dimension."
     )
     worst = max(rhat[name] for name in watched)

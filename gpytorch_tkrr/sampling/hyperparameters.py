@@ -249,6 +249,39 @@ class Hyperparameters:
         jacobian = sum(self._coordinates[i] for i in index if i in self._covered and self.slots[i].is_log)
         return self.log_penalty(index) + jacobian
 
+    def gradient(self, value: Tensor) -> Tensor:
+        """
+        The gradient of a number with respect to all coordinates, `(P,)`.
+
+        :param value: The number, made from the parameters of kernel and likelihood with gradients enabled.
+        """
+        parameters = list(dict.fromkeys(slot.parameter for slot in self.slots))
+        found = torch.autograd.grad(value, parameters, allow_unused=True)
+        gradients = dict(zip(parameters, found, strict=True))
+        total = torch.zeros(len(self.slots), dtype=torch.float64)
+        for i, slot in enumerate(self.slots):
+            gradient = gradients[slot.parameter]
+            if gradient is None:
+                continue
+            slope = 1.0  # of the coordinate, as a function of the raw parameter
+            if slot.constraint is not None:
+                raw = slot.parameter.detach().reshape(-1)[slot.position].double().requires_grad_()
+                with torch.enable_grad():
+                    number = slot.constraint.transform(raw).reshape(())
+                    (derivative,) = torch.autograd.grad(number.log() if slot.is_log else number, raw)
+                slope = float(derivative)
+            total[i] = float(gradient.reshape(-1)[slot.position]) / slope
+        return total
+
+    def log_prior_slopes(self, index: Sequence[int]) -> Tensor:
+        """
+        The gradient of :meth:`log_prior`, `(P,)`.
+
+        :param index: Which ones.
+        """
+        jacobian = [float(i in self._covered and self.slots[i].is_log) for i in index]
+        return self.expand_log_penalty(index)[1] + torch.tensor(jacobian, dtype=torch.float64)
+
     def log_penalty(self, index: Sequence[int]) -> float:
         """
         What point estimates add to the evidence: as :meth:`log_prior`, but registered priors are densities of the

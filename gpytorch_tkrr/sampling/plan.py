@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .process import NUM_PRIOR_COMPONENTS
+
 #: Components that a chain starts with where no rank is given, at least and at most.
 MIN_RANK, MAX_RANK = 32, 48
 
@@ -24,6 +26,12 @@ FEW_ROWS, GROWTH = 4000, 4
 #: Chains where there are at most so many rows, and inputs that all of them together may visit: a visit has a price that
 #: does not depend on the rows.
 CHAINS = {1000: (6, 100), 3000: (4, 40), 8000: (2, 40)}
+
+#: Chains that take the limit of many components, a Gaussian process: half of them up to so many rows, then one.
+HALF_PROCESSES, ONE_PROCESS = 600, 1000
+
+#: Bytes that the draws of such chains may take.
+PROCESS_BYTES = 1 << 29
 
 #: Sweeps of the warm-up: on the first rows, and on each larger number.
 FIRST_STAGE, LATER_STAGE = 50, 10
@@ -64,6 +72,7 @@ class Plan:
     :param num_draws: Draws of each chain.
     :param is_fixed: Whether the number of warm-up sweeps was given.
     :param num_held_out: Rows that are not among those of the first stage, by which chains are weighed.
+    :param num_processes: Chains that take the limit of many components; they come first.
     """
 
     num_chains: int
@@ -73,6 +82,7 @@ class Plan:
     num_draws: int
     is_fixed: bool
     num_held_out: int = 0
+    num_processes: int = 0
 
     @classmethod
     def choose(
@@ -87,6 +97,7 @@ class Plan:
         num_draws: int | None,
         num_chains: int | None,
         can_score: bool = True,
+        can_integrate: bool = False,
     ) -> Plan:
         """
         What is None is chosen; what is given is taken as it is. There is one chain where only sweeps are given.
@@ -101,6 +112,7 @@ class Plan:
         :param num_draws: Draws of each chain.
         :param num_chains: C.
         :param can_score: Whether chains can be weighed by rows that are held out.
+        :param can_integrate: Whether a chain can take the limit of many components.
         """
         if num_chains is None and (num_warmup is not None or num_draws is not None):
             num_chains = 1
@@ -125,7 +137,11 @@ class Plan:
         if num_draws is None:
             num_draws = MANY_DRAWS if num_chains <= 2 else FEW_DRAWS
         ends = tuple(sum(sweeps[: i + 1]) for i in range(len(sweeps)))
-        return cls(num_chains, rank, rows, ends, num_draws, num_warmup is not None, num_held_out)
+        num_processes = 0
+        size = 8 * num_chains * num_draws * (num_rows + NUM_PRIOR_COMPONENTS) * num_dims * num_functions
+        if can_integrate and num_held_out and num_rows <= ONE_PROCESS and size <= PROCESS_BYTES:
+            num_processes = num_chains // 2 if num_rows <= HALF_PROCESSES else 1
+        return cls(num_chains, rank, rows, ends, num_draws, num_warmup is not None, num_held_out, num_processes)
 
 
 def _stage_rows(num_rows: int) -> tuple[int, ...]:

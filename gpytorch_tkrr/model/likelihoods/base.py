@@ -318,6 +318,9 @@ class Augmentation(ABC):
     #: Names of the parameters that are drawn; the others keep their values.
     free: tuple[str, ...] = ()
 
+    #: Whether y given f is normal, with one variance for all rows and the weights of the data: f can be integrated out.
+    is_gaussian: bool = False
+
     #: The part of the warm-up that is not left out, even if the noise has stopped falling.
     warmup_part: float = 0.0
 

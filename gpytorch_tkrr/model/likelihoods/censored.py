@@ -198,6 +198,8 @@ class CensoredAugmentation(GaussianAugmentation):
     :param likelihood: Knows limits and flags.
     """
 
+    is_gaussian = False
+
     def __init__(self, model: NoiseModel, present: float, scale: float, offset: float, likelihood: CensoredLikelihood):
         super().__init__(model, present, scale**2)
         self.scale, self.offset, self.likelihood = scale, offset, likelihood

@@ -106,6 +106,8 @@ class GaussianAugmentation(Augmentation):
     :param unit: Variance of the targets.
     """
 
+    is_gaussian = True
+
     def __init__(self, model: NoiseModel, present: float, unit: float):
         self.model, self.present, self.unit = model, present, unit
         self.free = ("noise",) if model.is_free else ()
