@@ -43,18 +43,30 @@ if TYPE_CHECKING:
     from .tkrr import TKRR
 
 
+#: Products of two components, over all modes, that are worked on at a time.
+MAX_PAIRS = 1 << 24
+
+
 @dataclass(frozen=True)
 class _Modes:
-    """Factors of S functions with the moments of each mode: D tensors `(S, K, M)`, `(K, S)` and `(K, K, S)`."""
+    """Factors of S functions with the moments of each mode: D tensors `(S, K, M)` and `(K, S)`."""
 
     format: WeightFormat
     functions: list[Functions]
     factors: list[Tensor]
     moments: list[tuple[Tensor, Tensor]]
     means: list[Tensor]
-    covariances: list[Tensor]
     constant: Tensor
     measure: Measure
+
+    def covariances(self, draws: slice) -> list[Tensor]:
+        """
+        Covariances of the projections of each mode, D tensors `(K, K, S)`.
+
+        :param draws: For which draws.
+        """
+        pairs = zip(self.factors, self.moments, strict=True)
+        return [(factor[draws] @ cov @ factor[draws].mT).movedim(0, -1) for factor, (_, cov) in pairs]
 
 
 def _functions_of(model: TKRR | LogNoise, d: int) -> Functions:
@@ -96,9 +108,7 @@ def _integrate(model: TKRR | LogNoise, measure: Measure | None) -> _Modes:
             own = EmpiricalMeasure(table)
         moments.append(own.moments(d, phi))
     means = [(factor @ mean).mT for factor, (mean, _) in zip(factors, moments, strict=True)]
-    pairs = zip(factors, moments, strict=True)
-    covariances = [(factor @ cov @ factor.mT).movedim(0, -1) for factor, (_, cov) in pairs]
-    return _Modes(model.posterior.format, functions, factors, moments, means, covariances, constant, measure)
+    return _Modes(model.posterior.format, functions, factors, moments, means, constant, measure)
 
 
 def _few(values: Sequence[float], most: int = 8) -> str:
@@ -333,16 +343,26 @@ def sobol_indices(model: TKRR | LogNoise, *, measure: Measure | None = None) -> 
         (True, True)
     """
     modes = _integrate(model, measure)
-    form = modes.format
-    own = form.pairs(modes.covariances)  # D tensors (K^2, S)
-    pairs = form.pairs([mean.unsqueeze(0) * mean.unsqueeze(1) for mean in modes.means])
-    seconds = [covariance + pair for covariance, pair in zip(own, pairs, strict=True)]
-    first = _sum_with_others(form, own, pairs)  # (S, D)
-    total = _sum_with_others(form, own, seconds)
-    variance = _variance(form, own, pairs, seconds)  # (S,)
+    num_draws, entries = len(modes.factors[0]), sum(factor.shape[1] ** 2 for factor in modes.factors)
+    size = max(MAX_PAIRS // entries, 1)
+    parts = [_indices(modes, slice(start, start + size)) for start in range(0, num_draws, size)]
+    first, total, variance = (torch.cat(each) for each in zip(*parts, strict=True))
     safe = torch.where(variance > 0, variance, torch.ones_like(variance)).unsqueeze(-1)
     dtype = modes.measure.lower.dtype
     return SobolIndices((first / safe).to(dtype), (total / safe).to(dtype), variance.to(dtype))
+
+
+def _indices(modes: _Modes, draws: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """Variances that inputs explain alone and with others, each `(S, D)`, and that of f, `(S,)`, for some draws."""
+    form = modes.format
+    own = form.pairs(modes.covariances(draws))  # D tensors (K^2, S)
+    pairs = form.pairs([mean[:, draws].unsqueeze(0) * mean[:, draws].unsqueeze(1) for mean in modes.means])
+    seconds = [covariance + pair for covariance, pair in zip(own, pairs, strict=True)]
+    return (
+        _sum_with_others(form, own, pairs),
+        _sum_with_others(form, own, seconds),
+        _variance(form, own, pairs, seconds),
+    )
 
 
 def _sum_with_others(form: WeightFormat, own: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
