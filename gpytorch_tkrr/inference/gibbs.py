@@ -58,9 +58,9 @@ from ..sampling.pooling import is_better, kept_draws, stacking_weights
 from ..sampling.priors import GibbsState, WeightPrior
 from ..sampling.sampler import FIRST_STEP, GibbsSampler
 from ..sampling.second_function import JointSampler, SecondFit
-from ..sampling.workers import num_parallel, run_forked
+from ..sampling.workers import Tell, num_parallel, run_forked
 from .als import append_rows
-from .process_chains import PROCESS_STATE, ProcessChains, ProcessRun
+from .process_chains import PROCESS_STATE, WARMUP_SWEEPS, ProcessChains, ProcessRun
 from .results import GibbsResult
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def fit_gibbs(
             else:
                 num_workers = 1
             if num_workers > 1:
-                chains = fit.run_in_processes(num_workers)
+                chains = fit.run_in_processes(num_workers, progress)
             else:
                 chains = fit.run(checkpoint, saved, progress)
         finally:
@@ -496,8 +496,7 @@ class GibbsFit:
             chains = [_Chain(**chain) for chain in saved["chains"]]
             done = len(chains) * num_sweeps + saved["run"]["sweep"]
             self.screening = None if saved["screening"] is None else Screening.from_state(saved["screening"])
-        total = plan.num_chains * num_sweeps
-        bar = progress_bar(progress and processes.rank == 0, total, "Gibbs", "sweep", done=done)
+        bar = progress_bar(progress and processes.rank == 0, self._num_sweeps(), "Gibbs", "sweep", done=done)
         try:
             for number in range(len(chains), plan.num_chains):
                 if saved is None:
@@ -521,21 +520,33 @@ class GibbsFit:
             return float(self.model.likelihood.noise)
         return self.augmentation.noise(run.state.parameters) * self.training.scale**2
 
-    def run_in_processes(self, num_workers: int) -> list[_Chain]:
+    def run_in_processes(self, num_workers: int, progress: bool) -> list[_Chain]:
         """
         All chains, in several processes at a time.
 
         :param num_workers: How many.
+        :param progress: Whether to show a progress bar.
         """
         self._screen()
 
-        def run(number: int) -> _Chain:
+        def run(number: int, tell: Tell) -> _Chain:
             chain = self.start_chain(number)
             while chain.sweep < chain.ends[-1] + self.plan.num_draws:
                 self.sweep(chain)
+                tell(f"noise {self._noise(chain):.4g}")
             return self.finish_chain(chain)
 
-        return run_forked(run, self.plan.num_chains, num_workers)
+        bar = progress_bar(progress, self._num_sweeps(), "Gibbs", "sweep")
+        try:
+            return run_forked(run, self.plan.num_chains, num_workers, bar.update)
+        finally:
+            bar.close()
+
+    def _num_sweeps(self) -> int:
+        """Sweeps of all chains, at most."""
+        plan = self.plan
+        in_limit = plan.num_processes * (WARMUP_SWEEPS - plan.ends[-1])
+        return plan.num_chains * (plan.ends[-1] + plan.num_draws) + in_limit
 
     def _resize(self, num_basis: int | Sequence[int]) -> None:
         """Other numbers of functions; rows that have been kept stay."""

@@ -22,6 +22,9 @@ FIRST_STEPS, FIRST_ROWS, LATER_STEPS = 100, 300, 30
 #: Proposals of the warm-up: on the rows of the first stage, and on all.
 STAGE_MOVES, LAST_MOVES = 6, 6
 
+#: Sweeps of the warm-up in all, the two uphill among them.
+WARMUP_SWEEPS = 2 + STAGE_MOVES + LAST_MOVES
+
 #: How far chains start from each other, in units of the prior's spread.
 START_SPREAD = 0.3
 
@@ -98,8 +101,8 @@ class ProcessChains:
         spread = torch.tensor(self.hyperparameters.spreads, dtype=torch.float64)
         away = START_SPREAD * spread * torch.from_numpy(rng.standard_normal(len(spread)))
         coordinates = self.hyperparameters.inside(self.slots, self.start_coordinates + away)
-        first = 2 + STAGE_MOVES
-        return ProcessRun(number, rng, 0, [first, first + LAST_MOVES], coordinates, math.log(FIRST_LEAP))
+        ends = [WARMUP_SWEEPS - LAST_MOVES, WARMUP_SWEEPS]
+        return ProcessRun(number, rng, 0, ends, coordinates, math.log(FIRST_LEAP))
 
     def sweep(self, run: ProcessRun) -> None:
         """

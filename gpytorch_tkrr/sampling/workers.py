@@ -22,6 +22,9 @@ from ..errors import ProcessError
 
 T = TypeVar("T")
 
+#: What a process sends: a text, its result, or why it has none.
+TOLD, DONE, FAILED = "told", "done", "failed"
+
 
 def num_parallel() -> int:
     """
@@ -35,18 +38,25 @@ def num_parallel() -> int:
     return min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
 
 
-def run_forked(function: Callable[[int], T], num_tasks: int, num_workers: int) -> list[T]:
-    """
-    `function(0)`, `function(1)`, ... in forked processes.
+#: Says how far a task is, by a short text.
+Tell = Callable[[str], None]
 
-    :param function: Its result is pickled.
+
+def run_forked(
+    function: Callable[[int, Tell], T], num_tasks: int, num_workers: int, tell: Tell = lambda text: None
+) -> list[T]:
+    """
+    `function(0, tell)`, `function(1, tell)`, ... in forked processes.
+
+    :param function: Its result is pickled. What it tells is told in this process.
     :param num_tasks: How many.
     :param num_workers: Processes that run at once.
+    :param tell: Called with every text that a task tells.
     :raises ProcessError: Where a process ends without a result.
 
     Example:
         >>> from gpytorch_tkrr.sampling.workers import run_forked
-        >>> run_forked(lambda number: number**2, 3, num_workers=2)
+        >>> run_forked(lambda number, tell: number**2, 3, num_workers=2)
         [0, 1, 4]
     """
     context: Any = multiprocessing.get_context("fork")
@@ -64,9 +74,16 @@ def run_forked(function: Callable[[int], T], num_tasks: int, num_workers: int) -
                     process.start()
                 sender.close()
                 running[receiver] = number, process
-            for receiver in multiprocessing.connection.wait(list(running)):
-                number, process = running.pop(receiver)
-                results[number] = _receive(receiver, number)
+            ready: list[Any] = multiprocessing.connection.wait(list(running))
+            for receiver in ready:
+                number, process = running[receiver]
+                is_done, value = _receive(receiver, number)
+                if not is_done:
+                    tell(value)
+                    continue
+                del running[receiver]
+                receiver.close()
+                results[number] = value
                 process.join()
     finally:
         for _, process in running.values():
@@ -75,27 +92,29 @@ def run_forked(function: Callable[[int], T], num_tasks: int, num_workers: int) -
     return [results[number] for number in range(num_tasks)]
 
 
-def _work(function: Callable[[int], Any], number: int, sender: Any) -> None:
+def _work(function: Callable[[int, Tell], Any], number: int, sender: Any) -> None:
     """What a process does: one task, on one thread."""
     torch.set_num_threads(1)
+
+    def send(kind: str, value: Any) -> None:
+        sender.send_bytes(pickle.dumps((kind, value)))
+
     try:
-        answer = True, function(number)
+        send(DONE, function(number, lambda text: send(TOLD, text)))
     except BaseException:
-        answer = False, traceback.format_exc()
-    sender.send_bytes(pickle.dumps(answer))
+        send(FAILED, traceback.format_exc())
     sender.close()
 
 
-def _receive(receiver: Any, number: int) -> Any:
+def _receive(receiver: Any, number: int) -> tuple[bool, Any]:
+    """Whether a task is done, and its result, or a text that it tells."""
     try:
-        is_done, value = pickle.loads(receiver.recv_bytes())
+        kind, value = pickle.loads(receiver.recv_bytes())
     except EOFError as error:
         raise ProcessError(
             f"The process of chain {number} ended without a result: it was killed, or ran out of memory. Call "
             "torch.set_num_threads(1) to run all chains in one process."
         ) from error
-    finally:
-        receiver.close()
-    if not is_done:
+    if kind == FAILED:
         raise ProcessError(f"Chain {number} failed in its process.\n{value}")
-    return value
+    return kind == DONE, value

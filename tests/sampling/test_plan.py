@@ -55,7 +55,8 @@ def test_nothing_given_gives_several_chains_and_a_rank_of_its_own():
     model = make_model()
     result = tkrr.fit_gibbs(model, seed=0)
     assert len(result.posterior.chains.unique()) == 6 and "6 chain(s)" in result.message
-    assert model.rank == result.posterior.rank < MIN_RANK  # components that do nothing were dropped
+    assert model.rank == result.posterior.rank == 60 + 64  # of draws in the limit of many components
+    assert result.effective_rank < MIN_RANK  # of the others: components that do nothing were dropped
     x, y = model.train_inputs[0], model.train_targets
     assert (model.predict(x).mean - y).square().mean().sqrt() < 0.1
     assert set(result.rhat) >= {"f", "noise"}
@@ -78,7 +79,7 @@ def test_processes_change_no_draw(monkeypatch):
 
 @pytest.mark.skipif(workers.sys.platform != "linux", reason="processes are forked on Linux only")
 def test_failures_in_processes_are_errors():
-    def fail(number):
+    def fail(number, tell):
         if number == 1:
             raise ValueError("no such chain")
         return number
@@ -86,7 +87,20 @@ def test_failures_in_processes_are_errors():
     with pytest.raises(tkrr.ProcessError, match="no such chain"):
         workers.run_forked(fail, 3, 2)
     with pytest.raises(tkrr.ProcessError, match="without a result"):
-        workers.run_forked(lambda number: workers.os._exit(3), 2, 2)
+        workers.run_forked(lambda number, tell: workers.os._exit(3), 2, 2)
+
+
+@pytest.mark.skipif(workers.sys.platform != "linux", reason="processes are forked on Linux only")
+def test_processes_say_how_far_they_are(monkeypatch, capsys):
+    told = []
+    assert workers.run_forked(lambda number, tell: tell(f"step {number}") or number, 3, 2, told.append) == [0, 1, 2]
+    assert sorted(told) == ["step 0", "step 1", "step 2"]
+    pytest.importorskip("tqdm")
+    monkeypatch.setattr(gibbs, "num_parallel", lambda: 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tkrr.ConvergenceWarning)
+        tkrr.fit_gibbs(make_model(40, rank=3), seed=1, num_warmup=3, num_draws=4, num_chains=3, progress=True)
+    assert "21/21" in capsys.readouterr().err
 
 
 def test_warm_up_on_few_rows_goes_on_with_all(monkeypatch):
