@@ -110,7 +110,8 @@ class GibbsResult:
     @torch.no_grad()
     def log_predictive_density(self, x: Tensor, y: Tensor, **rows: Tensor | float) -> Tensor:
         r"""
-        The log density of the predictive mixture, :math:`\log \frac1S \sum_s p(y \mid f_s(x), \theta_s)`: the
+        The log density of the predictive mixture, :math:`\log \frac1S \sum_s p(y \mid f_s(x), \theta_s)`, smoothed
+        where the noise is small beside the spread of the draws: the
         :meth:`~gpytorch_tkrr.model.prediction.Prediction.log_prob` of `model.predict(x)`.
 
         :param x: Inputs `(n, D)`.

@@ -678,7 +678,9 @@ class TKRR(GP):
                 rows["spread"] = variances
             return self._in_units(x, f, rows)
 
-        return Prediction(self.observation, components, posterior.parameters, x, known, self.extrapolates(x))
+        is_sample = isinstance(posterior, DrawsPosterior)
+        outside = self.extrapolates(x)
+        return Prediction(self.observation, components, posterior.parameters, x, known, outside, is_sample=is_sample)
 
     def _in_units(self, x: Tensor, f: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Values of f and what is known of the rows, in the units of the user."""

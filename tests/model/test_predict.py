@@ -172,6 +172,34 @@ def test_after_gibbs_it_is_the_mixture_over_the_draws(gibbs):
     np.testing.assert_allclose(prediction.variance.detach(), variance, rtol=1e-9)
 
 
+@pytest.mark.parametrize("noise", [1e-4, 0.3])
+def test_few_draws_stand_for_a_smooth_density_where_the_noise_is_small(noise):
+    """f is normal and known by 60 draws: the density must come near the exact one, not be a row of spikes."""
+    generator = torch.Generator().manual_seed(0)
+    f = torch.randn(60, 400, dtype=torch.float64, generator=generator)
+    observation = observe(GaussianLikelihood())
+    parameters = {"noise": torch.full((60,), noise, dtype=torch.float64)}
+    y = torch.randn(400, dtype=torch.float64, generator=generator) * (1 + noise) ** 0.5
+    x = torch.zeros(400, 1, dtype=torch.float64)
+    spiky, smooth = (
+        Prediction(observation, lambda x: (f, {}), parameters, x, {}, is_sample=each) for each in (False, True)
+    )
+    exact = torch.distributions.Normal(0.0, (1 + noise) ** 0.5).log_prob(y).mean()
+    assert abs(smooth.log_prob(y).mean() - exact) < 0.05
+    if noise < 0.01:
+        assert spiky.log_prob(y).mean() < exact - 0.5
+    torch.testing.assert_close(smooth.variance, spiky.variance)
+    grid = torch.linspace(-8, 8, 4001, dtype=torch.float64)
+    density = smooth.log_prob(grid.unsqueeze(-1).expand(-1, 400)).exp()
+    step = grid[1] - grid[0]
+    torch.testing.assert_close(density.sum(0) * step, torch.ones(400, dtype=torch.float64), rtol=1e-4, atol=0)
+    mean = (density * grid.unsqueeze(-1)).sum(0) * step
+    torch.testing.assert_close(mean, f.mean(0), rtol=0, atol=1e-4)
+    second = (density * (grid.unsqueeze(-1) - mean).square()).sum(0) * step
+    torch.testing.assert_close(second, spiky.variance, rtol=1e-3, atol=0)
+    torch.testing.assert_close(smooth.cdf(smooth.quantile(0.2)), torch.full((400,), 0.2, dtype=torch.float64))
+
+
 def test_shapes_dtypes_and_gradients(gibbs):
     model = gibbs[0].model
     x = torch.rand(3, 4, 2, dtype=torch.float64, requires_grad=True)
