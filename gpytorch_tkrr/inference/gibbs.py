@@ -133,10 +133,11 @@ def fit_gibbs(
         falling.
     :param num_chains: Independent chains. By default 1 where sweeps are given; else up to 6 for up to 1 000 rows, up to
         4 for 3 000, up to 2 for 8 000, fewer where inputs are many: where rows are few each chain explains them in its
-        own way. They are weighed by training rows that they have not seen at first, and draws are kept in proportion
-        (Gaussian noise; see :mod:`gpytorch_tkrr.sampling.pooling`). They run at once in as
-        many processes as torch has threads, one after the other where a `checkpoint` or a `group` is given. The draws
-        do not depend on that.
+        own way. Where no rank is given, half of them up to 600 rows, and one up to 1 000, take the limit of many
+        components (see :mod:`gpytorch_tkrr.sampling.process`). They are weighed by training rows that they have not
+        seen at first, and draws are kept in proportion (Gaussian noise; see :mod:`gpytorch_tkrr.sampling.pooling`).
+        They run at once in as many processes as torch has threads, one after the other where a `checkpoint` or a
+        `group` is given. The draws do not depend on that.
     :param seed: Seed; the same seed gives the same draws.
     :param progress: Whether to show a progress bar (needs tqdm).
     :param memory: Bytes that may be used beyond the data to keep products over modes; what does not fit is recomputed.
