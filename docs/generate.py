@@ -1,6 +1,7 @@
 """Pages and tables that are made from the code, the tutorials and the benchmarks' results, so that they cannot drift.
 
-``python docs/generate.py`` puts the tables of stored results into the pages that quote them.
+``python docs/generate.py`` puts the tables of stored results into the pages that quote them, and draws the picture of
+README.md's example.
 """
 
 from __future__ import annotations
@@ -183,6 +184,50 @@ def draw_history(results: Path, target: Path) -> None:
     plt.close(figure)
 
 
+def example(root: Path) -> str:
+    """
+    The first example of README.md.
+
+    :param root: The project.
+    """
+    found = re.search(
+        r"^<!-- example -->\n```python\n(.*?)^```", (root / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert found is not None
+    return found.group(1)
+
+
+def draw_example(root: Path) -> None:
+    """
+    The function that README.md's example fits, along its first input.
+
+    :param root: The project.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import torch
+
+    names: dict[str, Any] = {}
+    exec(compile(example(root), "README.md", "exec"), names)
+    x = torch.full((200, 5), 0.5)
+    x[:, 0], x[:, 1] = torch.linspace(0.005, 0.995, 200), 0.8
+    with torch.no_grad():
+        prediction = names["model"].predict(x)
+        lower, mean, upper = prediction.quantile(0.025), prediction.mean, prediction.quantile(0.975)
+    figure, axis = plt.subplots(figsize=(7, 2.8), layout="constrained")
+    near = (names["x"][:, 1] - 0.8).abs() < 0.1
+    axis.plot(names["x"][near, 0], names["y"][near], ".", color="0.6", label="rows with a second input near 0.8")
+    axis.plot(x[:, 0], 0.8 * torch.sin(8 * x[:, 0]), "k--", linewidth=1, label="the function behind the data")
+    axis.plot(x[:, 0], mean, label="prediction")
+    axis.fill_between(x[:, 0], lower, upper, alpha=0.2, label="95 % interval of new observations")
+    axis.set(xlabel="first input; the second is 0.8, the others 0.5", ylim=(-1.6, 1.3))
+    axis.legend(fontsize=8, loc="lower center", ncol=2, frameon=False)
+    figure.savefig(root / "docs" / "_static" / "example.png", dpi=110)
+    plt.close(figure)
+
+
 def _benchmark_section(report: dict[str, Any]) -> list[str]:
     columns = list(dict.fromkeys(column for row in report["rows"] for column in row))
     table = [columns, *([_cell(row.get(column)) for column in columns] for row in report["rows"])]
@@ -339,7 +384,7 @@ def formats_table(report: dict[str, Any]) -> str:
 #: Tables that pages hold between ``<!-- table: NAME -->`` and ``<!-- end -->``: the benchmark's name -> page and maker.
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "compare": ("README.md", comparison_table),
-    "calibration": ("README.md", calibration_table),
+    "calibration": ("docs/uncertainty.md", calibration_table),
     "weak_scaling": ("docs/scaling.md", scaling_table),
     "bayesopt": ("docs/workflow.md", bayesopt_table),
     "formats": ("docs/choosing.md", formats_table),
@@ -398,3 +443,4 @@ def write_if_changed(path: Path, text: str) -> None:
 
 if __name__ == "__main__":
     fill_tables(Path(__file__).parents[1])
+    draw_example(Path(__file__).parents[1])

@@ -73,7 +73,7 @@ from .model.tkrr import TKRR
 from .model.warp import InputWarp
 from .tables.files import CSVSource, NpySource, NpzSource, ParquetSource, open_table
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CP",
