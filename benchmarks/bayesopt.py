@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,30 @@ from torch.quasirandom import SobolEngine
 
 from gpytorch_tkrr.botorch import HilbertGPModel, TKRRModel
 
+from .finished import Finished
 from .harness import Report
 
-MODELS: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "SingleTaskGP": SingleTaskGP,
+#: A way to make a model from inputs and outcomes.
+Maker = Callable[[Tensor, Tensor], Any]
+
+EXACT = "SingleTaskGP"
+
+#: Models as they are by default, and in the form that they have with many observations from the first one on.
+MODELS: dict[str, Maker] = {
+    EXACT: SingleTaskGP,
     "HilbertGPModel": HilbertGPModel,
     "TKRRModel": TKRRModel,
+    "HilbertGPModel(num_functions=1250)": partial(HilbertGPModel, num_functions=1250),
+    "TKRRModel(rank=16)": partial(TKRRModel, rank=16),
 }
+DEFAULTS = [EXACT, "HilbertGPModel", "TKRRModel"]
+OWN_FORMS = [EXACT, "HilbertGPModel(num_functions=1250)", "TKRRModel(rank=16)"]
 
-#: Rows of a report by problem and model.
-Rows = dict[tuple[str, str], dict[str, Any]]
+ROBUST_MODELS: dict[str, Maker] = {
+    EXACT: SingleTaskGP,
+    "RobustRelevancePursuit": RobustRelevancePursuitSingleTaskGP,
+    "TKRRModel, Student": lambda x, y: TKRRModel(x, y, likelihood=StudentTLikelihood()),
+}
 
 PROBLEMS: dict[str, Callable[[], SyntheticTestFunction]] = {
     "hartmann6": lambda: Hartmann(6, negate=True),
@@ -65,33 +79,53 @@ class Loop:
     :param initial: Observations at the start.
     :param evaluations: Observations at the end.
     :param noise: Standard deviation of the noise, relative to that of the initial outcomes.
-    :param seeds: How many.
     """
 
     name: str
     problem: str
     initial: int
     evaluations: int
-    noise: float
-    seeds: int
-
-    @property
-    def models(self) -> list[str]:
-        """Those that are compared; SingleTaskGP comes first."""
-        num_dims = make_problem(self.problem).dim
-        return [name for name in MODELS if name != "HilbertGPModel" or num_dims <= MAX_HILBERT_DIMS]
+    noise: float = 0.0
 
 
-def make_loops(args: argparse.Namespace) -> list[Loop]:
+@dataclass(frozen=True)
+class Contest:
     """
-    Few observations of each function without noise, then many noisy ones of the first.
+    A loop and who runs it.
+
+    :param loop: The loop.
+    :param models: Keys of `MODELS`, the exact one first.
+    :param num_seeds: How many times each.
+    """
+
+    loop: Loop
+    models: list[str]
+    num_seeds: int
+
+
+def make_contests(args: argparse.Namespace) -> list[Contest]:
+    """
+    Few observations without noise, by the models' own forms; then so many noisy ones that the defaults differ, too.
 
     :param args: Sizes.
     """
-    few = [Loop(name, name, args.initial, args.evaluations, 0.0, args.seeds) for name in PROBLEMS]
-    many = args.many_initial
-    noisy = Loop(f"hartmann6, {many} noisy", "hartmann6", many, many + args.many_evaluations, 0.1, args.many_seeds)
-    return [*few, noisy]
+    contests = [
+        Contest(Loop(name, name, args.initial, args.evaluations), _for_problem(OWN_FORMS, name), args.seeds)
+        for name in PROBLEMS
+    ]
+    for model, sizes in (("TKRRModel", args.many), ("HilbertGPModel", args.more)):
+        num_rows, steps, seeds = sizes
+        for name in PROBLEMS:
+            models = _for_problem([EXACT, model], name)
+            if len(models) > 1:
+                loop = Loop(f"{name}, {num_rows} noisy", name, num_rows, num_rows + steps, 0.1)
+                contests.append(Contest(loop, models, seeds))
+    return contests
+
+
+def _for_problem(models: Iterable[str], problem: str) -> list[str]:
+    is_small = make_problem(problem).dim <= MAX_HILBERT_DIMS
+    return [name for name in models if is_small or not name.startswith("HilbertGPModel")]
 
 
 def make_problem(name: str) -> SyntheticTestFunction:
@@ -105,44 +139,54 @@ def evaluate(problem: SyntheticTestFunction, x: Tensor) -> Tensor:
     return problem(unnormalize(x, bounds)).unsqueeze(-1)
 
 
-def fit(model: Any) -> Any:
-    """BoTorch's fit, without its remarks."""
+@contextmanager
+def without_remarks() -> Iterator[None]:
+    """BoTorch's remarks on its optimisers are not what is measured."""
     with warnings.catch_warnings():
         for category in (BotorchWarning, NumericalWarning, RuntimeWarning):
             warnings.simplefilter("ignore", category)
         warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")  # BoTorch's relevance pursuit
+        yield
+
+
+def fit(model: Any) -> Any:
+    """BoTorch's fit, with its default settings."""
+    with without_remarks():
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     return model
 
 
-def step(model_class: Callable[[Tensor, Tensor], Any], x: Tensor, y: Tensor) -> Tensor:
-    """Fit, maximise LogEI from 8 starts, return the candidate `(1, d)`."""
-    model = fit(model_class(x, y))
-    with warnings.catch_warnings():
-        for category in (BotorchWarning, NumericalWarning, RuntimeWarning):
-            warnings.simplefilter("ignore", category)
+def step(make: Maker, x: Tensor, y: Tensor) -> Tensor:
+    """Fit, maximise LogEI from 4 starts, return the candidate `(1, d)`."""
+    model = fit(make(x, y))
+    with without_remarks():
         bounds = torch.tensor([[0.0], [1.0]]).to(x).expand(2, x.shape[-1])
-        with torch.no_grad():
-            best = (
-                model.posterior(x).mean.max() if len(x) > 100 else y.max()
-            )  # of many noisy values the largest is luck
+        with torch.no_grad():  # of many noisy values the largest is luck
+            best = model.posterior(x).mean.max() if len(x) > 100 else y.max()
         acquisition = LogExpectedImprovement(model, best_f=best)
         candidate, _ = optimize_acqf(
-            acquisition, bounds, q=1, num_restarts=8, raw_samples=256, options={"batch_limit": 8, "maxiter": 100}
+            acquisition, bounds, q=1, num_restarts=4, raw_samples=128, options={"batch_limit": 4, "maxiter": 100}
         )
     return candidate.detach()
 
 
-def closed_loop(loop: Loop, model_class: Callable[[Tensor, Tensor], Any], seed: int) -> list[float]:
-    """The best value without noise after each evaluation; the initial observations depend on the seed alone."""
+def start_loop(loop: Loop, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Initial inputs, values without noise, outcomes, and the noise's standard deviation, by the seed alone."""
     problem = make_problem(loop.problem)
     torch.manual_seed(seed)
     x = SobolEngine(problem.dim, scramble=True, seed=seed).draw(loop.initial).to(torch.float64)
     values = evaluate(problem, x)
     scale = loop.noise * values.std()
-    y = values + scale * torch.randn_like(values)
+    return x, values, values + scale * torch.randn_like(values), scale
+
+
+def closed_loop(loop: Loop, make: Maker, seed: int) -> list[float]:
+    """The best value without noise after each evaluation."""
+    problem = make_problem(loop.problem)
+    x, values, y, scale = start_loop(loop, seed)
     while len(x) < loop.evaluations:
-        candidate = step(model_class, x, y)
+        torch.manual_seed(1000 * seed + len(x))  # the same starts for all models
+        candidate = step(make, x, y)
         value = evaluate(problem, candidate)
         x, values = torch.cat([x, candidate]), torch.cat([values, value])
         y = torch.cat([y, value + scale * torch.randn_like(value)])
@@ -150,65 +194,88 @@ def closed_loop(loop: Loop, model_class: Callable[[Tensor, Tensor], Any], seed: 
 
 
 def timed_loop(loop: Loop, name: str, seed: int) -> tuple[float, float]:
-    """The best value of a closed loop, and its seconds per step with one thread; run in a process of its own."""
+    """The best value of a closed loop, and its processor seconds per step with one thread; run in its own process."""
     torch.set_num_threads(1)
-    start = time.perf_counter()
+    start = time.process_time()
     best = closed_loop(loop, MODELS[name], seed)[-1]
-    return best, (time.perf_counter() - start) / max(loop.evaluations - loop.initial, 1)
+    return best, (time.process_time() - start) / max(loop.evaluations - loop.initial, 1)
 
 
-def noisy_hartmann(num_rows: int) -> tuple[Tensor, Tensor]:
+def noisy_hartmann(num_rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Observations of Hartmann-6 with a tenth of their standard deviation as noise."""
     problem = make_problem("hartmann6")
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     x = torch.rand(num_rows, problem.dim, generator=generator, dtype=torch.float64)
     y = evaluate(problem, x)
     return x, y + 0.1 * y.std() * torch.randn(y.shape, generator=generator, dtype=torch.float64)
 
 
-def time_step(model_class: Callable[[Tensor, Tensor], Any], num_rows: int) -> float:
-    """Seconds of one step after noisy observations; the shorter of two where that takes little time."""
+def time_step(make: Maker, num_rows: int) -> float:
+    """Processor seconds of one step after noisy observations; the shortest of three where that takes little time."""
     x, y = noisy_hartmann(num_rows)
     best = float("inf")
-    for _ in range(2):
+    for _ in range(3):
         torch.manual_seed(0)
-        start = time.perf_counter()
-        step(model_class, x, y)
-        best = min(best, time.perf_counter() - start)
+        start = time.process_time()
+        step(make, x, y)
+        best = min(best, time.process_time() - start)
         if best > 10:
             break
     return best
 
 
+def outlier_error(name: str, num_rows: int, seed: int) -> tuple[float, float]:
+    """Error of the mean after corrupted observations, and the processor seconds of the fit."""
+    problem = make_problem("hartmann6")
+    x, y = noisy_hartmann(num_rows, seed)
+    y[::10] = y.mean() + 5 * y.std()
+    test_x = torch.rand(500, problem.dim, generator=torch.Generator().manual_seed(1000), dtype=torch.float64)
+    test_y = evaluate(problem, test_x)
+    torch.manual_seed(seed)
+    start = time.process_time()
+    model = fit(ROBUST_MODELS[name](x, y))
+    seconds = time.process_time() - start
+    with torch.no_grad():
+        error = (model.posterior(test_x).mean - test_y).square().mean().sqrt() / test_y.std()
+    return float(error), seconds
+
+
+PARTS = ("same", "loops", "steps", "outliers")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="which to run (default: all)")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--initial", type=int, default=12)
-    parser.add_argument("--evaluations", type=int, default=36)
-    parser.add_argument("--many-initial", type=int, default=600, help="observations before the loop with many of them")
-    parser.add_argument("--many-evaluations", type=int, default=6, help="evaluations of that loop")
-    parser.add_argument("--many-seeds", type=int, default=5, help="seeds of that loop")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="which to run")
+    parser.add_argument("--evaluations", type=int, default=28)
+    names = ("ROWS", "STEPS", "SEEDS")
     parser.add_argument(
-        "--previous", type=Path, help="a report with the same settings: its rows of models that are not run are kept"
+        "--many", type=int, nargs=3, metavar=names, default=[600, 3, 20], help="loops of TKRRModel after many rows"
     )
+    parser.add_argument(
+        "--more", type=int, nargs=3, metavar=names, default=[1300, 1, 10], help="loops of HilbertGPModel after more"
+    )
+    parser.add_argument("--finished", type=Path, help="a file that keeps finished pieces; a later run goes on from it")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="closed loops run at once")
     parser.add_argument(
-        "--rows", type=int, nargs="+", default=[20, 60, 200, 500, 1_000, 2_000, 5_000, 20_000],
+        "--rows", type=int, nargs="+", default=[20, 60, 200, 500, 1_000, 2_000, 3_000, 5_000, 20_000],
         help="observations of the timed steps",
     )  # fmt: skip
-    parser.add_argument("--exact-rows", type=int, default=2_000, help="most observations of SingleTaskGP in those")
-    parser.add_argument("--corrupted-rows", type=int, default=150, help="observations, a tenth of them corrupted")
+    parser.add_argument("--exact-rows", type=int, default=3_000, help="most observations of SingleTaskGP in those")
+    parser.add_argument("--corrupted", type=int, nargs=2, default=[150, 5], metavar=("ROWS", "SEEDS"))
 
 
 def run(args: argparse.Namespace) -> Report:
     report = Report("bayesopt", f"Best value after {args.evaluations} evaluations ({args.seeds} seeds), and one step")
-    kept = _read_previous(args)
-    report.attempt("closed loops", partial(_run_loops, report, args, kept))
-    report.attempt("one step", partial(_time_steps, report, args, kept))
-    report.attempt("outliers", partial(_compare_outliers, report, args))
+    finished = Finished(args.finished)
+    parts = {"same": compare_candidates, "loops": run_loops, "steps": time_steps, "outliers": compare_outliers}
+    for name in args.parts:
+        report.attempt(name, partial(parts[name], report, args, finished))
     report.notes.append(
-        "Maximisation by LogEI, one candidate at a time; initial observations of a seed are the same for all. Closed "
-        "loops have one thread each. Up to 500 observations all three models are the same exact process. Values are "
+        "Maximisation by LogEI, one candidate at a time; initial observations and starts of a seed are the same for "
+        "all. Seconds are processor time of one thread. Up to 500 observations (HilbertGPModel in six dimensions: "
+        "1 250) both models are a SingleTaskGP: `difference` is the largest between their candidates and its own. In "
+        "closed loops with few observations they are therefore run in the form that they have with many. Values are "
         "those without noise."
     )
     report.notes.append(
@@ -216,93 +283,111 @@ def run(args: argparse.Namespace) -> Report:
         "settings, the acquisition function and its maximisation. times_faster: than SingleTaskGP with as many "
         "observations, or with its most where it has fewer. Corrupted: one outcome in ten is replaced by one that is "
         "five standard deviations away; the error is that of the mean at new inputs, relative to the outcomes' "
-        "standard deviation."
+        "standard deviation, its median over seeds."
     )
     return report
 
 
-def _read_previous(args: argparse.Namespace) -> Rows:
-    """Rows of an earlier report by problem and model, without those of models that are run again."""
-    missing = set(MODELS) - set(args.models)
-    if args.previous is None:
-        if missing:
-            raise SystemExit(f"--previous must name a report that has {', '.join(sorted(missing))}.")
-        return {}
-    content = json.loads(args.previous.read_text(encoding="utf-8"))
-    names = ("seeds", "initial", "evaluations", "many_initial", "many_evaluations", "many_seeds", "rows", "exact_rows")
-    for name in names:
-        if content["options"].get(name) != getattr(args, name):
-            raise SystemExit(f"{args.previous} was made with {name} = {content['options'].get(name)}.")
-    return {(row["problem"], row["model"]): row for row in content["rows"] if row["model"] in missing}
+def compare_candidates(report: Report, args: argparse.Namespace, finished: Finished) -> None:
+    """The first candidate of all seeds: how far the default models are from SingleTaskGP."""
+    torch.set_num_threads(1)
+    for problem in PROBLEMS:
+        loop = Loop(problem, problem, args.initial, args.initial)
+        for name in _for_problem(DEFAULTS[1:], problem):
+            differences = []
+            for seed in range(args.seeds):
+                key = ["same", asdict(loop), name, seed]
+                if key not in finished:
+                    x, _, y, _ = start_loop(loop, seed)
+                    candidates = []
+                    for each in (EXACT, name):
+                        torch.manual_seed(seed)
+                        candidates.append(step(MODELS[each], x, y))
+                    finished[key] = float((candidates[0] - candidates[1]).abs().max())
+                differences.append(finished[key])
+            report.add(problem=problem, model=name, num_seeds=args.seeds, difference=max(differences))
 
 
-def _run_loops(report: Report, args: argparse.Namespace, kept: Rows) -> None:
+def run_loops(report: Report, args: argparse.Namespace, finished: Finished) -> None:
     """All seeds of all models, then the quartiles of each."""
-    keys = [(loop, name) for loop in make_loops(args) for name in loop.models]
-    found: dict[tuple[Loop, str], dict[int, tuple[float, float]]] = {
-        (loop, name): {} for loop, name in keys if (loop.name, name) not in kept
-    }
+    contests = make_contests(args)
+    keys = [
+        (contest.loop, name, seed)
+        for seed in range(max(contest.num_seeds for contest in contests))
+        for contest in contests
+        for name in contest.models
+        if seed < contest.num_seeds
+    ]
+    open_keys = [key for key in keys if _as_json(*key) not in finished]
     with ProcessPoolExecutor(args.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        jobs = {pool.submit(timed_loop, *key, seed): (key, seed) for key in found for seed in range(key[0].seeds)}
+        jobs = {pool.submit(timed_loop, *key): key for key in open_keys}
         for job in as_completed(jobs):
-            (loop, name), seed = jobs[job]
-            found[loop, name][seed] = job.result()
-            value, seconds = found[loop, name][seed]
+            loop, name, seed = jobs[job]
+            value, seconds = job.result()
+            finished[_as_json(loop, name, seed)] = [value, seconds]
             print(f"{loop.name} {name} seed {seed}: {value:.4g}, {seconds:.2g} s per step", file=sys.stderr, flush=True)
-    lower: dict[str, float] = {}
-    for loop, name in keys:
-        row = kept.get((loop.name, name)) or _summary(loop, name, found[loop, name])
-        lower.setdefault(loop.name, row["lower_quartile"])  # SingleTaskGP comes first
-        report.add(**{**row, "reaches": row["median"] >= lower[loop.name]})
+    for contest in contests:
+        lower: float | None = None
+        for name in contest.models:
+            results = [finished[_as_json(contest.loop, name, seed)] for seed in range(contest.num_seeds)]
+            row = _summary(contest.loop, name, results)
+            lower = row["lower_quartile"] if lower is None else lower  # SingleTaskGP comes first
+            report.add(**{**row, "reaches": row["median"] >= lower})
 
 
-def _summary(loop: Loop, name: str, results: dict[int, tuple[float, float]]) -> dict[str, Any]:
-    best = [results[seed][0] for seed in range(loop.seeds)]
+def _as_json(loop: Loop, name: str, seed: int) -> list[Any]:
+    return ["loop", asdict(loop), name, seed]
+
+
+def _summary(loop: Loop, name: str, results: list[tuple[float, float]]) -> dict[str, Any]:
+    best = [value for value, _ in results]
     quartiles = torch.quantile(torch.tensor(best, dtype=torch.float64), torch.tensor([0.25, 0.5, 0.75]).double())
     return {
         "problem": loop.name,
         "model": name,
         "evaluations": loop.evaluations,
-        "num_seeds": loop.seeds,
+        "num_seeds": len(results),
         "lower_quartile": float(quartiles[0]),
         "median": float(quartiles[1]),
         "upper_quartile": float(quartiles[2]),
         "reaches": None,
-        "seconds_per_step": sum(seconds for _, seconds in results.values()) / loop.seeds,
+        "seconds_per_step": sum(seconds for _, seconds in results) / len(results),
         "seeds": " ".join(f"{value:.4g}" for value in best),
     }
 
 
-def _time_steps(report: Report, args: argparse.Namespace, kept: Rows) -> None:
+def time_steps(report: Report, args: argparse.Namespace, finished: Finished) -> None:
+    """One step of each default model, for each number of observations."""
+    torch.set_num_threads(1)
     exact: float | None = None
     for num_rows in args.rows:
-        problem = f"one step, {num_rows} rows"
-        for name, model_class in MODELS.items():
-            if name == "SingleTaskGP" and num_rows > args.exact_rows:
+        for name in DEFAULTS:
+            if name == EXACT and num_rows > args.exact_rows:
                 continue
-            row = kept.get((problem, name))
-            seconds = time_step(model_class, num_rows) if row is None else row["seconds_per_step"]
-            exact = seconds if name == "SingleTaskGP" else exact
-            times_faster = None if exact is None else exact / seconds
-            report.add(problem=problem, model=name, rows=num_rows, seconds_per_step=seconds, times_faster=times_faster)
+            key = ["step", num_rows, name]
+            if key not in finished:
+                finished[key] = time_step(MODELS[name], num_rows)
+            seconds = finished[key]
+            exact = seconds if name == EXACT else exact
+            report.add(
+                problem=f"one step, {num_rows} rows", model=name, rows=num_rows, seconds_per_step=seconds,
+                times_faster=None if exact is None else exact / seconds,
+            )  # fmt: skip
 
 
-def _compare_outliers(report: Report, args: argparse.Namespace) -> None:
-    problem = make_problem("hartmann6")
-    x, y = noisy_hartmann(args.corrupted_rows)
-    y[::10] = y.mean() + 5 * y.std()
-    test_x = torch.rand(500, problem.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    test_y = evaluate(problem, test_x)
-    models: dict[str, Callable[[], Any]] = {
-        "SingleTaskGP": lambda: SingleTaskGP(x, y),
-        "RobustRelevancePursuit": lambda: RobustRelevancePursuitSingleTaskGP(x, y),
-        "TKRRModel, Student": lambda: TKRRModel(x, y, likelihood=StudentTLikelihood()),
-    }
-    for name, make in models.items():
-        torch.manual_seed(0)
-        start = time.perf_counter()
-        model = fit(make())
-        seconds = time.perf_counter() - start
-        with torch.no_grad():
-            error = (model.posterior(test_x).mean - test_y).square().mean().sqrt() / test_y.std()
-        report.add(problem="hartmann6, corrupted", model=name, error=float(error), seconds_per_step=seconds)
+def compare_outliers(report: Report, args: argparse.Namespace, finished: Finished) -> None:
+    """The error of robust models after corrupted observations."""
+    torch.set_num_threads(1)
+    num_rows, seeds = args.corrupted
+    for name in ROBUST_MODELS:
+        errors, times = [], []
+        for seed in range(seeds):
+            key = ["outliers", num_rows, name, seed]
+            if key not in finished:
+                finished[key] = outlier_error(name, num_rows, seed)
+            errors.append(finished[key][0])
+            times.append(finished[key][1])
+        report.add(
+            problem=f"hartmann6, {num_rows} corrupted", model=name, num_seeds=seeds,
+            error=float(torch.tensor(errors).median()), seconds_per_step=sum(times) / seeds,
+        )  # fmt: skip

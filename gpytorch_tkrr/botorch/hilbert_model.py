@@ -28,10 +28,10 @@ from ..features.box import choose_domain, represented_lengthscales, suit_short_l
 from ..features.represented import MAX_MISSING
 from ..hilbert.distribution import ReducedRankNormal
 from ..hilbert.kernel import HilbertKernel
-from .box import input_range, join_range
+from .box import join_range
+from .columns import Columns
 from .dispatch import DISPATCHER, register_custom_fit
 from .drop_in import DropInGP
-from .kernels import default_kernel, split_columns
 from .pilot import NUM_ROWS, fit_pilot
 
 #: More inputs than this are for :class:`TKRRModel`.
@@ -68,6 +68,9 @@ MAX_ROUNDS = 3
 BOX_RATIO = 1.1
 FEW_STEPS = 15
 
+#: Steps of L-BFGS-B with a covariance of tasks, whose parameters are redundant: to the end it takes thousands.
+STEPS_WITH_TASKS = 100
+
 #: By how much lengthscales may change, in one direction at least, before there is a new box.
 MAX_GROWTH = 1.3
 
@@ -98,7 +101,11 @@ class HilbertGPModel(DropInGP):
     :param mean_module: As for SingleTaskGP.
     :param outcome_transform: As for SingleTaskGP.
     :param input_transform: As for SingleTaskGP.
-    :param cat_dims: Columns that are categories, numbered 0, 1, ...; for the default kernel.
+    :param cat_dims: Columns that are categories, numbered 0, 1, ...; for the default kernel, as the next two.
+    :param data_fidelities: Columns that are fidelities, 1 for the thing itself.
+    :param task_feature: The column that holds the tasks, numbered 0, 1, ...; then the model stands in the place of a
+        :class:`~botorch.models.MultiTaskGP`.
+    :param output_tasks: Tasks of a posterior at inputs without that column; all by default.
     :param bounds: The search space, `(2, d)`, as for `optimize_acqf`; by default the unit cube.
     :param num_functions: At most so many functions, from the first observation on; by default 100 for one input, 1 000
         for two or three, 1 250 beyond.
@@ -128,32 +135,22 @@ class HilbertGPModel(DropInGP):
         input_transform: InputTransform | None = None,
         *,
         cat_dims: Sequence[int] | None = None,
+        data_fidelities: Sequence[int] | None = None,
+        task_feature: int | None = None,
+        output_tasks: Sequence[int] | None = None,
         bounds: Tensor | None = None,
         num_functions: int | None = None,
     ):
-        _, self._categories = split_columns(train_X.shape[-1], cat_dims)
-        self._has_default_kernel = covar_module is None and not self._categories
-        with torch.no_grad():
-            x = self.transform_inputs(train_X, input_transform)
-        ends = input_range(x, bounds, input_transform)
-        if covar_module is None:
-            _, batch_shape = self.get_batch_dimensions(train_X=train_X, train_Y=train_Y)
-            covar_module = default_kernel(*ends, self._categories, batch_shape)
         super().__init__(
-            train_X=train_X,
-            train_Y=train_Y,
-            train_Yvar=train_Yvar,
-            likelihood=likelihood,
-            covar_module=covar_module,
-            mean_module=mean_module,
-            outcome_transform=outcome_transform,
-            input_transform=input_transform,
-        )
-        self._range: tuple[Tensor, Tensor] | None = None  # what the box must hold, where it is ours to choose
+            train_X, train_Y, train_Yvar, likelihood, covar_module, mean_module, outcome_transform, input_transform,
+            cat_dims=cat_dims, data_fidelities=data_fidelities, task_feature=task_feature, output_tasks=output_tasks,
+            bounds=bounds,
+        )  # fmt: skip
+        self._has_default_kernel = covar_module is None and not self._columns.special
         self._max_functions = num_functions
-        if not self._hilbert_kernels():
-            _check_num_dims(x.shape[-1] - len(self._categories))
-            self._range = ends
+        self._has_own_box = not self._hilbert_kernels()
+        if self._has_own_box:
+            _check_num_dims(len(self._columns.numbers))
             if num_functions is not None:
                 self._expand_kernel()
         self._expand_if_many()
@@ -190,26 +187,27 @@ class HilbertGPModel(DropInGP):
         :param kwargs: See SingleTaskGP.
         """
         result = super().load_state_dict(*args, **kwargs)
-        if self._range is not None and self._hilbert_kernels() and self._needs_other_box():
+        if self._has_own_box and self._hilbert_kernels() and self._needs_other_box():
             self.update_box()
         return result
 
     def _expand_if_many(self) -> None:
         x = self.train_inputs[0]
-        num_functions = _default_num_functions(x.shape[-1] - len(self._categories))
+        num_functions = _default_num_functions(len(self._columns.numbers))
         if not self._hilbert_kernels() and x.shape[-2] > max(NUM_ROWS, num_functions):
             self._expand_kernel()
 
     def _expand_kernel(self) -> None:
-        assert self._range is not None
-        self.covar_module = _expand(self.covar_module, *self._range, self._categories, self._max_functions)
+        self.covar_module = _expand(self.covar_module, *self._range, self._columns, self._max_functions)
 
     # Fit
 
     def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
         """Box and hyperparameters in turn, unless the model is exact or the box is the user's."""
-        if self._range is None or not self._hilbert_kernels():
+        if not (self._has_own_box and self._hilbert_kernels()):
             return self._fit_as_botorch(mll, **kwargs)
+        if self._columns.task is not None:
+            kwargs = _with_steps(kwargs, STEPS_WITH_TASKS)
         mll.train()
         with torch.no_grad():
             x = self.transform_inputs(self.train_inputs[0])
@@ -222,7 +220,7 @@ class HilbertGPModel(DropInGP):
             for _ in range(MAX_ROUNDS - 1):  # a few steps tell which box the lengthscales ask for
                 mll.train()
                 self.update_box()
-                self._fit_within_box(mll, **_with_few_steps(kwargs))
+                self._fit_within_box(mll, **_with_steps(kwargs, FEW_STEPS))
                 if not self._needs_other_box():
                     break
             mll.train()
@@ -275,7 +273,6 @@ class HilbertGPModel(DropInGP):
     def _lengthscale_interval(self, leaf: Kernel) -> tuple[Tensor, Tensor]:
         """Between which lengthscales, each `(1, d)`, a kernel may move before there is a new box."""
         if self._has_default_kernel:
-            assert self._range is not None
             kernel = self.covar_module
             half_range = (self._range[1] - self._range[0]) / 2
             missing = _missing(len(half_range))
@@ -309,11 +306,10 @@ class HilbertGPModel(DropInGP):
         `fit_gpytorch_mll` does so by itself. Call it between steps of a training loop of your own, in training mode, or
         after you have set lengthscales by hand.
         """
-        if self._range is not None and self._hilbert_kernels():
+        if self._has_own_box and self._hilbert_kernels():
             self.covar_module.domain = self._suitable_domain().to(self.train_inputs[0])
 
     def _suitable_domain(self) -> Domain:
-        assert self._range is not None
         kernel = self.covar_module
         most = kernel.num_basis if self._has_default_kernel and isinstance(kernel.index_set, FullTensor) else None
         return _box_for(kernel.base_kernel, *self._range, most)
@@ -341,12 +337,13 @@ def _default_num_functions(num_dims: int) -> int:
     return NUM_FUNCTIONS.get(num_dims, CROSS_NUM_FUNCTIONS)
 
 
-def _with_few_steps(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a fit by BoTorch's own optimiser, for a first look; those of any other stay."""
+def _with_steps(kwargs: dict[str, Any], num_steps: int) -> dict[str, Any]:
+    """Arguments of a fit by BoTorch's own optimiser, with at most so many steps; those of any other stay."""
     if kwargs.get("optimizer") not in (None, fit_gpytorch_mll_scipy):
         return kwargs
     settings = dict(kwargs.get("optimizer_kwargs") or {})
-    settings["options"] = {"maxiter": FEW_STEPS, **(settings.get("options") or {})}
+    options = settings.get("options") or {}
+    settings["options"] = {**options, "maxiter": min(num_steps, options.get("maxiter", num_steps))}
     return {**kwargs, "optimizer_kwargs": settings}
 
 
@@ -359,15 +356,13 @@ def _check_num_dims(num_dims: int) -> None:
         )
 
 
-def _expand(
-    kernel: Kernel, lower: Tensor, upper: Tensor, categories: Sequence[int], num_functions: int | None
-) -> HilbertKernel:
+def _expand(kernel: Kernel, lower: Tensor, upper: Tensor, columns: Columns, num_functions: int | None) -> HilbertKernel:
     """The kernel on a box around a range of inputs; each level of a category has all products of functions."""
-    num_dims = max(len(lower) - len(categories), 1)
+    num_dims = max(len(columns.numbers), 1)
     if num_functions is None:
         num_functions = _default_num_functions(num_dims)
-    levels = math.prod(int(upper[d] - lower[d]) + 2 for d in categories)
-    num_basis, index_set = _choose_functions(num_dims, max(num_functions // levels, 2**num_dims))
+    copies = columns.num_copies(lower, upper)
+    num_basis, index_set = _choose_functions(num_dims, max(num_functions // copies, 2**num_dims))
     return HilbertKernel(
         kernel,
         _box_for(kernel, lower, upper),

@@ -1,4 +1,4 @@
-"""The default kernel of our models: BoTorch's own, in units of the search space, times one of categories."""
+"""The default modules of our models: BoTorch's own, in units of the search space, with columns of other kinds."""
 
 from __future__ import annotations
 
@@ -6,32 +6,34 @@ from collections.abc import Sequence
 
 import torch
 from botorch.models.kernels.categorical import CategoricalKernel
-from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
-from botorch.utils.transforms import normalize_indices
+from botorch.models.kernels.positive_index import PositiveIndexKernel
+from botorch.models.utils.gpytorch_modules import (
+    get_covar_module_with_dim_scaled_prior,
+    get_gaussian_likelihood_with_lognormal_prior,
+)
 from gpytorch.constraints import GreaterThan
-from gpytorch.kernels import Kernel, RBFKernel
+from gpytorch.kernels import Kernel, ProductKernel, RBFKernel
+from gpytorch.likelihoods import HadamardGaussianLikelihood
+from gpytorch.means import ConstantMean, MultitaskMean
 from gpytorch.priors import LogNormalPrior
 from torch import Tensor
+
+from .columns import Columns
+from .fidelity import FidelityKernel
+
+try:  # before version 0.18 BoTorch has no prior of the correlations of tasks
+    from botorch.models.utils import priors
+except ImportError:
+    priors = None  # type: ignore[assignment]
 
 #: BoTorch's lower bound of lengthscales on the unit cube, and of categories.
 MIN_LENGTHSCALE = 0.025
 MIN_CATEGORICAL_LENGTHSCALE = 1e-6
 
 
-def split_columns(num_dims: int, cat_dims: Sequence[int] | None) -> tuple[list[int], list[int]]:
-    """
-    The columns that are numbers, and those that are categories.
-
-    :param num_dims: d.
-    :param cat_dims: Columns of categories, which may count from the end; None for none.
-    """
-    categories = sorted(normalize_indices(list(cat_dims or []), d=num_dims) or [])
-    return [d for d in range(num_dims) if d not in categories], categories
-
-
 def scaled_rbf_kernel(lower: Tensor, upper: Tensor, columns: Sequence[int], batch_shape: torch.Size) -> RBFKernel:
     """
-    BoTorch's default kernel, with lengthscales in units of the range: on the unit cube the same.
+    BoTorch's default kernel, with lengthscales in units of the range; on the unit cube it is that kernel, bit by bit.
 
     :param lower: Lower ends of all columns `(d,)`.
     :param upper: Upper ends.
@@ -39,12 +41,15 @@ def scaled_rbf_kernel(lower: Tensor, upper: Tensor, columns: Sequence[int], batc
     :param batch_shape: That of the model, with its outcomes.
     """
     unit = torch.where(upper > lower, upper - lower, torch.ones_like(lower))[list(columns)]
-    prior = get_covar_module_with_dim_scaled_prior(ard_num_dims=len(columns)).lengthscale_prior
+    active_dims = None if len(columns) == len(lower) else tuple(columns)
+    own = get_covar_module_with_dim_scaled_prior(len(columns), batch_shape, active_dims=active_dims)
+    if float((unit - 1).abs().max()) < 1e-6:  # a transform may round
+        return own
+    prior = own.lengthscale_prior
     loc = prior.loc.to(unit) + unit.log()
     scaled = LogNormalPrior(loc, prior.scale.to(unit).expand_as(loc).clone())  # a buffer that can be written to
     lowest = MIN_LENGTHSCALE * float(unit.min())  # one number: BoTorch takes no other bound for a batch
     limit = GreaterThan(lowest, transform=None, initial_value=scaled.mode)
-    active_dims = None if len(columns) == len(lower) else tuple(columns)
     return RBFKernel(
         ard_num_dims=len(columns), lengthscale_prior=scaled, lengthscale_constraint=limit, batch_shape=batch_shape,
         active_dims=active_dims,
@@ -64,18 +69,65 @@ def categorical_kernel(columns: Sequence[int], batch_shape: torch.Size) -> Categ
     )  # fmt: skip
 
 
-def default_kernel(lower: Tensor, upper: Tensor, cat_dims: Sequence[int] | None, batch_shape: torch.Size) -> Kernel:
+def task_kernel(columns: Columns) -> PositiveIndexKernel:
     """
-    BoTorch's RBF kernel of the numbers, times its kernel of the categories: a product over columns, which a CP model
-    needs and a reduced-rank model expands with few functions.
+    The covariance of tasks, as in BoTorch's MultiTaskGP.
+
+    :param columns: Which column holds the tasks, and how many there are.
+    """
+    prior = None if priors is None else priors.BetaPrior(2.5, 1.5)
+    return PositiveIndexKernel(columns.num_tasks, columns.num_tasks, task_prior=prior, active_dims=[columns.task])
+
+
+class TaskMean(MultitaskMean):
+    """
+    A constant for each task.
+
+    :param columns: Which column holds the tasks, and how many there are.
+    """
+
+    def __init__(self, columns: Columns):
+        super().__init__(ConstantMean(), columns.num_tasks)
+        self.column = columns.task
+
+    def forward(self, x: Tensor) -> Tensor:
+        """
+        :param x: Inputs `(..., n, d)`.
+        :return: `(..., n)`.
+        """
+        task = x[..., self.column].long().unsqueeze(-1)
+        return super().forward(x).gather(-1, task).squeeze(-1)
+
+
+def task_likelihood(columns: Columns) -> HadamardGaussianLikelihood:
+    """
+    A noise variance for each task, with BoTorch's prior.
+
+    :param columns: Which column holds the tasks, and how many there are.
+    """
+    covar = get_gaussian_likelihood_with_lognormal_prior().noise_covar
+    return HadamardGaussianLikelihood(
+        columns.num_tasks, noise_prior=covar.noise_prior, noise_constraint=covar.raw_noise_constraint,
+        task_feature_index=columns.task,
+    )  # fmt: skip
+
+
+def default_kernel(lower: Tensor, upper: Tensor, columns: Columns, batch_shape: torch.Size) -> Kernel:
+    """
+    BoTorch's RBF kernel of the numbers, times a kernel of each other kind of column: a product over columns, which a CP
+    model needs and a reduced-rank model expands with few functions.
 
     :param lower: Lower ends of all columns `(d,)`.
     :param upper: Upper ends.
-    :param cat_dims: Columns of categories.
+    :param columns: What they mean.
     :param batch_shape: That of the model, with its outcomes.
     """
-    numbers, categories = split_columns(len(lower), cat_dims)
-    if not categories:
-        return scaled_rbf_kernel(lower, upper, numbers, batch_shape)
-    levels = categorical_kernel(categories, batch_shape)
-    return scaled_rbf_kernel(lower, upper, numbers, batch_shape) * levels if numbers else levels
+    factors: list[Kernel] = []
+    if columns.numbers:
+        factors.append(scaled_rbf_kernel(lower, upper, columns.numbers, batch_shape))
+    if columns.categories:
+        factors.append(categorical_kernel(columns.categories, batch_shape))
+    factors += [FidelityKernel(batch_shape=batch_shape, active_dims=(column,)) for column in columns.fidelities]
+    if columns.task is not None:
+        factors.append(task_kernel(columns))
+    return factors[0] if len(factors) == 1 else ProductKernel(*factors)

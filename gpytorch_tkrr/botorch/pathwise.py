@@ -142,7 +142,7 @@ class CPPath(SamplePath):
         :param x: Transformed inputs `(..., n, d)`; with several outcomes `(..., 1, n, d)`.
         :return: `(*sample_shape, ..., n)`; with several outcomes `(*sample_shape, ..., m, n)`.
         """
-        several = self.model.num_outputs > 1
+        several = len(self.weights) > 1
         x = x.squeeze(-3) if several else x
         values = []
         for i, weights in enumerate(self.weights):
@@ -159,4 +159,4 @@ def _(model: TKRRModel, *, sample_shape: torch.Size, **options: Any) -> SamplePa
     if model.is_exact:
         return DrawMatheronPaths.dispatch(SingleTaskGP)(model, sample_shape=sample_shape, **options)
     model.eval()
-    return CPPath(model, [model.outcome(i).draw_weights(sample_shape) for i in range(model.num_outputs)])
+    return CPPath(model, [outcome.draw_weights(sample_shape) for outcome in model.all_outcomes()])

@@ -21,6 +21,10 @@ from ..model.likelihoods.base import observe
 #: At most so many rows.
 NUM_ROWS = 500
 
+#: Steps of L-BFGS-B where nothing else is said. A first look needs no more; where parameters are redundant, as those of
+#: a covariance of tasks, it would take thousands to the end.
+OPTIONS = {"maxiter": 100}
+
 
 def fit_pilot(
     x: Tensor, y: Tensor, mean: Mean, kernel: Kernel, likelihood: Likelihood, options: dict[str, Any] | None = None
@@ -44,7 +48,9 @@ def fit_pilot(
         likelihood = observe(likelihood).of_rows(rows)
     pilot = _Pilot(x, y, mean, kernel, likelihood)
     try:
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(likelihood, pilot), optimizer_kwargs={"options": options})
+        fit_gpytorch_mll(
+            ExactMarginalLogLikelihood(likelihood, pilot), optimizer_kwargs={"options": options or OPTIONS}
+        )
     except ModelFittingError:
         pass  # the fit to all rows says so, if it is as hard
 

@@ -56,30 +56,36 @@ class SampledOutcome(nn.Module):
         mean, root = self.model.posterior.mean_and_root(self.model.warped(x))
         return self.model.mean_module(x).double() + mean, root
 
-    def mean_and_root(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def predict(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """
-        Mean and a root of the covariance.
+        Mean, a root of the covariance, and independent variance beside it.
 
         :param x: Transformed inputs `(..., n, d)`.
-        :return: `(..., n)` and `(..., n, S)`, float64.
+        :return: `(..., n)`, `(..., n, S)` and `(..., n)`, float64.
         """
         mean, root = self.functions(x)
-        if self.update is None:
-            return mean, root
-        return mean + (root @ self.update.mean.unsqueeze(-1)).squeeze(-1), root @ self.update.root
-
-    def extra_variance(self, x: Tensor) -> Tensor:
-        """
-        What the draws do not span: the variance that the basis does not represent, and jitter.
-
-        :param x: Transformed inputs `(..., n, d)`.
-        :return: `(..., n)`, float64.
-        """
         assert self.model.train_targets is not None
         unit = float(self.model.train_targets.double().var(unbiased=False)) or 1.0
-        extra = x.new_full(x.shape[:-1], JITTER * unit, dtype=torch.float64)
+        extra = self._independent_variance(x, root) + JITTER * unit
+        if self.update is None:
+            return mean, root, extra
+        return mean + (root @ self.update.mean.unsqueeze(-1)).squeeze(-1), root @ self.update.root, extra
+
+    def _independent_variance(self, x: Tensor, root: Tensor) -> Tensor:
+        """
+        What the draws do not know of: the variance that the basis does not represent, and outside the range of the
+        training inputs what is lacking to the variance that the prior leaves there (:mod:`..model.extrapolation`).
+
+        :param x: Transformed inputs `(..., n, d)`.
+        :param root: That of the draws, `(..., n, S)`.
+        :return: `(..., n)`, float64.
+        """
         missing = self.model._missing_variance(self.model.warped(x))
-        return extra if missing is None else extra + missing
+        extra = torch.zeros_like(root[..., 0]) if missing is None else missing
+        unknown = self.model._unknown_variance(x)
+        if unknown is None:
+            return extra
+        return extra + (unknown - extra - root.square().sum(-1)).clamp_min(0.0)
 
     def conditioned(self, x: Tensor, y: Tensor, noise: Tensor) -> SampledOutcome:
         """
@@ -94,9 +100,8 @@ class SampledOutcome(nn.Module):
         if update is None:
             eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
             update = WeightPosterior(torch.zeros_like(eye[0]), eye)
-        missing = self.model._missing_variance(self.model.warped(x))
         variance = noise.double().expand(mean.shape) if noise.dim() <= mean.dim() else noise.double()
-        variance = variance if missing is None else variance + missing
+        variance = variance + self._independent_variance(x, root)
         fantasy = copy.copy(self)
         fantasy.update = update.condition(root, y.double() - mean, variance)
         return fantasy

@@ -18,7 +18,13 @@ from gpytorch import settings
 from gpytorch.constraints import GreaterThan
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood, StudentTLikelihood
+from gpytorch.likelihoods import (
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    HadamardGaussianLikelihood,
+    Likelihood,
+    StudentTLikelihood,
+)
 from gpytorch.means import Mean
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator import to_linear_operator
@@ -32,10 +38,9 @@ from ..inference.als import fit_als
 from ..inference.gibbs import MAX_NUM_BASIS, TAIL, fit_gibbs
 from ..model.rollback import rollback_on_error
 from ..model.tkrr import TKRR
-from .box import input_range, join_range
+from .box import join_range
 from .dispatch import register_custom_fit
 from .drop_in import DropInGP
-from .kernels import default_kernel
 from .outcomes import module_of_outcomes, read_outcome, write_outcomes
 from .pilot import NUM_ROWS, fit_pilot
 from .sampled import SampledOutcome
@@ -77,7 +82,11 @@ class TKRRModel(DropInGP):
     :param mean_module: As for SingleTaskGP.
     :param outcome_transform: As for SingleTaskGP: Standardize by default.
     :param input_transform: Applied to the inputs.
-    :param cat_dims: Columns that are categories, numbered 0, 1, ...; for the default kernel.
+    :param cat_dims: Columns that are categories, numbered 0, 1, ...; for the default kernel, as the next two.
+    :param data_fidelities: Columns that are fidelities, 1 for the thing itself.
+    :param task_feature: The column that holds the tasks, numbered 0, 1, ...; then the model stands in the place of a
+        :class:`~botorch.models.MultiTaskGP`.
+    :param output_tasks: Tasks of a posterior at inputs without that column; all by default.
     :param bounds: The search space, `(2, d)`, as for `optimize_acqf`; by default the unit cube.
     :param rank: Number of components; by default 16.
     :param num_basis: Number of sines, for all inputs or for each; by default as many as the lengthscales need.
@@ -107,28 +116,22 @@ class TKRRModel(DropInGP):
         input_transform: InputTransform | None = None,
         *,
         cat_dims: Sequence[int] | None = None,
+        data_fidelities: Sequence[int] | None = None,
+        task_feature: int | None = None,
+        output_tasks: Sequence[int] | None = None,
         bounds: Tensor | None = None,
         rank: int | None = None,
         num_basis: int | Sequence[int] | None = None,
     ):
-        with torch.no_grad():
-            x = self.transform_inputs(train_X, input_transform)
-        ends = input_range(x, bounds, input_transform)
-        _, batch_shape = self.get_batch_dimensions(train_X=train_X, train_Y=train_Y)
         is_robust = isinstance(likelihood, StudentTLikelihood)
         super().__init__(
-            train_X=train_X,
-            train_Y=train_Y,
-            train_Yvar=train_Yvar,
-            likelihood=None if is_robust else likelihood,
-            covar_module=default_kernel(*ends, cat_dims, batch_shape) if covar_module is None else covar_module,
-            mean_module=mean_module,
-            outcome_transform=outcome_transform,
-            input_transform=input_transform,
-        )
-        self._range = ends  # what the box must hold
+            train_X, train_Y, train_Yvar, None if is_robust else likelihood, covar_module, mean_module,
+            outcome_transform, input_transform,
+            cat_dims=cat_dims, data_fidelities=data_fidelities, task_feature=task_feature, output_tasks=output_tasks,
+            bounds=bounds,
+        )  # fmt: skip
         self._robust_likelihood = likelihood if is_robust else None
-        self._has_default_mean = mean_module is None
+        self._has_default_mean = mean_module is None and task_feature is None
         self._rank, self._num_basis = rank, num_basis
         self.outcomes = nn.ModuleList()
         self.to(train_X)
@@ -155,7 +158,7 @@ class TKRRModel(DropInGP):
         """Of training data while the model is exact, of fantasies when it is sampled."""
         if self.is_exact:
             return super().batch_shape
-        return torch.broadcast_shapes(*(self.outcome(i).batch_shape for i in range(self.num_outputs)))
+        return torch.broadcast_shapes(*(self.outcome(i).batch_shape for i in range(self._num_outputs)))
 
     def _sample_if_many(self) -> None:
         if self.is_exact and self.train_inputs[0].shape[-2] > NUM_ROWS:
@@ -165,13 +168,13 @@ class TKRRModel(DropInGP):
         """Transformed inputs `(n, d)` and outcomes `(m, n)`."""
         with torch.no_grad():
             x = self.transform_inputs(self.train_inputs[0]) if self.training else self.train_inputs[0]
-        return (x[0] if self.num_outputs > 1 else x), self.train_targets.reshape(self.num_outputs, -1)
+        return (x[0] if self._num_outputs > 1 else x), self.train_targets.reshape(self._num_outputs, -1)
 
     def _noise_variances(self) -> Tensor | None:
         """Known ones, `(m, n)`, or None."""
         if not isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
             return None
-        return self.likelihood.noise.reshape(self.num_outputs, -1)
+        return self.likelihood.noise.reshape(self._num_outputs, -1)
 
     def _sample_outcomes(self) -> None:
         """From an exact model to one CP model for each outcome."""
@@ -245,7 +248,7 @@ class TKRRModel(DropInGP):
             x, targets = self._rows()
             self._range = join_range(self._range, x)
             goes_on = arguments.get("num_warmup") == 0  # draws are to be continued
-            if not (goes_on and all(self.outcome(i).model.is_fitted for i in range(self.num_outputs))):
+            if not (goes_on and all(self.outcome(i).model.is_fitted for i in range(self._num_outputs))):
                 self._fit_pilots(options)
             noise = self._noise_variances()
             for i, y in enumerate(targets):
@@ -292,7 +295,7 @@ class TKRRModel(DropInGP):
     @torch.no_grad()
     def _write_hyperparameters(self) -> None:
         """Kernel, mean and likelihood of BoTorch's model follow those of the outcomes."""
-        models = [self.outcome(i).model for i in range(self.num_outputs)]
+        models = [self.outcome(i).model for i in range(self._num_outputs)]
         write_outcomes(self.covar_module, [cast(Kernel, model.covar_module) for model in models])
         write_outcomes(self.mean_module, [model.mean_module for model in models])
         if self._robust_likelihood is not None:
@@ -342,12 +345,10 @@ class TKRRModel(DropInGP):
             return super().__call__(*args, **kwargs)
         (x,) = args
         inputs = [x]
-        if self.num_outputs > 1:
-            inputs = list(x.expand(*x.shape[:-3], self.num_outputs, *x.shape[-2:]).unbind(-3))
-        parts = [
-            (*each.mean_and_root(at), each.extra_variance(at)) for each, at in zip(self._all(), inputs, strict=True)
-        ]
-        if self.num_outputs == 1:
+        if self._num_outputs > 1:
+            inputs = list(x.expand(*x.shape[:-3], self._num_outputs, *x.shape[-2:]).unbind(-3))
+        parts = [outcome.predict(at) for outcome, at in zip(self.all_outcomes(), inputs, strict=True)]
+        if self._num_outputs == 1:
             ((mean, root, extra),) = parts
         else:
             means, roots, extras = zip(*parts, strict=True)
@@ -360,8 +361,9 @@ class TKRRModel(DropInGP):
         )
         return MultivariateNormal(mean.to(x.dtype), low_rank + DiagLinearOperator(extra.to(x.dtype)))
 
-    def _all(self) -> list[SampledOutcome]:
-        return [self.outcome(i) for i in range(self.num_outputs)]
+    def all_outcomes(self) -> list[SampledOutcome]:
+        """The sampled posteriors; none while the model is exact."""
+        return [cast(SampledOutcome, each) for each in self.outcomes]
 
     # Further observations
 
@@ -377,7 +379,7 @@ class TKRRModel(DropInGP):
             kwargs = kwargs if noise is None else {**kwargs, "noise": noise}
             return super().condition_on_observations(X, Y, **kwargs)
         self.eval()
-        x = self.transform_inputs(X)
+        x = self.transform_inputs(self._with_task(X))
         if hasattr(self, "outcome_transform"):
             Y, _ = self.outcome_transform(Y=Y, X=x)
         return self._conditioned(x, Y, noise)
@@ -396,23 +398,30 @@ class TKRRModel(DropInGP):
         return self._conditioned(x, targets.unsqueeze(-1), None if noise is None else noise.unsqueeze(-1))
 
     def _conditioned(self, x: Tensor, y: Tensor, noise: Tensor | None) -> TKRRModel:
-        own = self.likelihood.noise.detach().reshape(self.num_outputs, -1).mean(-1)
         each = [
-            outcome.conditioned(x, y[..., i], own[i] if noise is None else noise[..., i])
-            for i, outcome in enumerate(self._all())
+            outcome.conditioned(x, y[..., i], self._own_noise(x, i) if noise is None else noise[..., i])
+            for i, outcome in enumerate(self.all_outcomes())
         ]
         fantasy = copy.copy(self)
         fantasy._modules = {**self._modules, "outcomes": nn.ModuleList(each)}
         return fantasy
 
+    def _own_noise(self, x: Tensor, i: int) -> Tensor:
+        """Noise variances of new observations, `()` or `(..., n')`; where rows had their own, the mean of those."""
+        noise = self.likelihood.noise.detach()
+        if isinstance(self.likelihood, HadamardGaussianLikelihood):
+            return noise.reshape(-1)[x[..., self._columns.task].long()]
+        return noise.reshape(self._num_outputs, -1)[i].mean()
+
     def subset_output(self, idcs: list[int]) -> Any:
         """
-        The model of some of the outcomes.
+        The model of some of the outcomes, or of some of the tasks.
 
-        :param idcs: Which ones.
+        :param idcs: Their numbers.
         """
         subset = super().subset_output(idcs)
-        subset.outcomes = nn.ModuleList([] if self.is_exact else [copy.deepcopy(self.outcome(i)) for i in idcs])
+        if not self.is_exact and self._columns.task is None:
+            subset.outcomes = nn.ModuleList([copy.deepcopy(self.outcome(i)) for i in idcs])
         return subset
 
 

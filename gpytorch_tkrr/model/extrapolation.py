@@ -142,15 +142,17 @@ class TrainingRange:
         if not outside.any():
             return None
         here, nearest = warped(x), warped(self.nearest(x))
-        total = separable.outputscale()
+        total = separable.outputscale().detach()
         determined = torch.ones_like(total)
         for d, mode in enumerate(separable.modes):
-            exact, edge = mode.prior_variance(here[..., d]), mode.prior_variance(nearest[..., d])
-            covariance = mode.covariance()
+            covariance = mode.covariance().detach()
             left, right = covariance.mix(mode.basis(here[..., d])), covariance.mix(mode.basis(nearest[..., d]))
-            between = (left * covariance.variances * right).sum(-1)
-            share = (between.square() / (exact * edge).clamp_min(1e-300)).clamp(max=1.0)
-            total = total * exact
+            # All three by the basis: what it leaves out is counted elsewhere, and at the edge the share is one.
+            between, own, edge = (
+                (a * covariance.variances * b).sum(-1) for a, b in ((left, right), (left, left), (right, right))
+            )
+            share = (between.square() / (own * edge).clamp_min(1e-300)).clamp(max=1.0)
+            total = total * mode.prior_variance(here[..., d])
             determined = determined * torch.where(outside[..., d], share, torch.ones_like(share))
         return total.clamp(max=most) * (1 - determined)
 

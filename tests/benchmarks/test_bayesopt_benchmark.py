@@ -10,46 +10,53 @@ pytest.importorskip("botorch.models")
 pytest.importorskip("pandas")
 
 from benchmarks import bayesopt
+from benchmarks.finished import Finished
 from benchmarks.harness import Report
 
 
-def test_rows_and_quartiles(tmp_path):
+def parse(*arguments):
     parser = argparse.ArgumentParser()
     bayesopt.add_arguments(parser)
-    sizes = "--seeds 1 --initial 4 --evaluations 5 --workers 1 --rows 40 60 --exact-rows 40".split()
-    sizes += "--many-initial 30 --many-evaluations 1 --many-seeds 1 --corrupted-rows 30".split()
-    report = bayesopt.run(parser.parse_args(sizes))
+    return parser.parse_args(arguments)
+
+
+SIZES = (
+    *"--seeds 1 --initial 4 --evaluations 5 --workers 1 --rows 40 60 --exact-rows 40".split(),
+    *"--many 30 1 1 --more 40 1 1 --corrupted 30 1".split(),
+)
+
+
+def test_rows_and_quartiles(tmp_path, monkeypatch):
+    path = tmp_path / "finished.jsonl"
+    args = parse(*SIZES, "--finished", str(path))
+    report = bayesopt.run(args)
     assert not [note for note in report.notes if note.startswith("FAILED")]
+    assert all(row["difference"] == 0 for row in report.rows if "difference" in row)
     loops = {(row["problem"], row["model"]): row for row in report.rows if "median" in row}
-    expected = bayesopt.make_loops(parser.parse_args(sizes))
-    assert set(loops) == {(loop.name, name) for loop in expected for name in loop.models}
-    assert ("ackley10", "HilbertGPModel") not in loops
+    contests = bayesopt.make_contests(args)
+    assert set(loops) == {(contest.loop.name, name) for contest in contests for name in contest.models}
+    assert not [model for problem, model in loops if problem == "ackley10" and model.startswith("Hilbert")]
     for row in loops.values():
         values = [float(value) for value in row["seeds"].split()]
         assert len(values) == 1 and row["lower_quartile"] <= row["median"] <= row["upper_quartile"]
         assert row["median"] == pytest.approx(values[0], rel=1e-3)  # printed with four digits
     steps = {(row["rows"], row["model"]): row for row in report.rows if row.get("rows")}
     assert steps[40, "SingleTaskGP"]["times_faster"] == 1 and (60, "SingleTaskGP") not in steps
-    assert {row["model"] for row in report.rows if row.get("error")} >= {"SingleTaskGP", "TKRRModel, Student"}
+    assert {row["model"] for row in report.rows if row.get("error")} == set(bayesopt.ROBUST_MODELS)
 
-    def again(sizes):
-        return bayesopt.run(parser.parse_args([*sizes, "--models", "HilbertGPModel", "--previous", str(path)]))
+    def never(*args):
+        raise AssertionError("run again")
 
-    path = report.write(tmp_path, options=vars(parser.parse_args(sizes)))
-    rows = {(row["problem"], row["model"]): row for row in again(sizes).rows}
-    assert rows["ackley10", "TKRRModel"] == loops["ackley10", "TKRRModel"]
-    assert rows["hartmann6", "HilbertGPModel"]["median"] == loops["hartmann6", "HilbertGPModel"]["median"]
-    with pytest.raises(SystemExit, match="initial = 4"):
-        again([*sizes, "--initial", "3"])
-    with pytest.raises(SystemExit, match="must name a report"):
-        bayesopt.run(parser.parse_args(["--models", "TKRRModel"]))
+    for name in ("step", "time_step", "timed_loop", "outlier_error"):
+        monkeypatch.setattr(bayesopt, name, never)
+    assert bayesopt.run(args).rows == report.rows  # all of it was kept
 
 
 def test_reaches_compares_the_median_with_the_lower_quartile(monkeypatch):
     best = {
         "SingleTaskGP": [1.0, 2.0, 3.0, 4.0, 5.0],
-        "HilbertGPModel": [0, 0, 1.9, 9, 9],
-        "TKRRModel": [0, 0, 2, 9, 9],
+        "HilbertGPModel(num_functions=1250)": [0, 0, 1.9, 9, 9],
+        "TKRRModel(rank=16)": [0, 0, 2, 9, 9],
     }
 
     class Pool:
@@ -69,16 +76,16 @@ def test_reaches_compares_the_median_with_the_lower_quartile(monkeypatch):
 
     monkeypatch.setattr(bayesopt, "ProcessPoolExecutor", Pool)
     report = Report("bayesopt", "")
-    parser = argparse.ArgumentParser()
-    bayesopt.add_arguments(parser)
-    args = parser.parse_args("--seeds 5 --initial 4 --evaluations 5 --workers 1".split())
-    bayesopt._run_loops(report, args, {})
-    reaches = {row["model"]: row["reaches"] for row in report.rows if row["problem"] == "hartmann6"}
-    assert reaches == {"SingleTaskGP": True, "HilbertGPModel": False, "TKRRModel": True}
+    args = parse(*"--seeds 5 --initial 4 --evaluations 5 --workers 1 --many 6 1 0 --more 6 1 0".split())
+    contests = [contest for contest in bayesopt.make_contests(args) if contest.num_seeds]
+    monkeypatch.setattr(bayesopt, "make_contests", lambda args: contests)
+    bayesopt.run_loops(report, args, Finished())
+    reaches = [row["reaches"] for row in report.rows if row["problem"] == "hartmann6"]
+    assert reaches == [True, False, True]
 
 
 def test_loops_of_a_seed_start_alike():
-    loop = bayesopt.Loop("hartmann6", "hartmann6", 4, 5, 0.1, 1)
+    loop = bayesopt.Loop("hartmann6", "hartmann6", 4, 5, 0.1)
     loops = [bayesopt.closed_loop(loop, bayesopt.MODELS[name], 3) for name in ("SingleTaskGP", "TKRRModel")]
     assert loops[0][:4] == loops[1][:4] and all(len(loop) == 5 for loop in loops)
     assert all(torch.tensor(loop).diff().min() >= 0 for loop in loops)

@@ -755,6 +755,18 @@ def test_default_kernel_is_that_of_botorch():
 
 
 @KINDS
+def test_few_observations_give_the_same_candidate_bit_by_bit(kind):
+    x, y = unit_data(12)
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    candidates = []
+    for cls in (SingleTaskGP, {"hilbert": HilbertGPModel, "cp": TKRRModel}[kind]):
+        torch.manual_seed(0)
+        acquisition = LogExpectedImprovement(fit(cls(x, y)), best_f=y.max())
+        candidates.append(optimize_acqf(acquisition, bounds, q=1, num_restarts=2, raw_samples=16)[0])
+    assert torch.equal(*candidates)
+
+
+@KINDS
 @pytest.mark.parametrize("num_outputs", [1, 2])
 def test_few_observations_are_those_of_a_single_task_gp(kind, num_outputs):
     """Fit, posterior, fantasies, draws: the numbers of BoTorch's own model."""
