@@ -9,6 +9,12 @@ own,
 with :math:`g_d(x)` the design row of factor d. It sees neither correlations between factors, which can make it too wide
 or too narrow, nor other modes of the posterior and the error of the rank, which make it too narrow. Varying the last
 factor only would leave most of the uncertainty out.
+
+It is no continuous function of the weights where two components are the same: their difference then moves f by nothing,
+while that of components that are however nearly the same moves it in a direction of its own, by a small design over a
+small precision. ALS finds such components where rows are few, at most twice the rank or so. When they differ by less
+than the root of the rounding error, rounding decides about this variance, and so do the units of the data; the mean
+does not depend on it. A smaller rank is the remedy.
 """
 
 from __future__ import annotations
