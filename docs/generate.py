@@ -358,26 +358,29 @@ def bayesopt_table(report: dict[str, Any]) -> str:
 
 def formats_table(report: dict[str, Any]) -> str:
     """
-    Means over splits of tensor trains and of CP weights, one row for each set, fit and rank.
+    Means over splits of tensor trains, in both orders of the inputs, and of CP weights, one row for each set, fit and
+    rank.
 
     :param report: The benchmark's stored report.
     """
     lines = [
-        "| data | fit | weights | tensor train: NLPD / RMSE / s | CP: NLPD / RMSE / s | better in NLPD |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| data | fit | weights: train / CP | train, as given: NLPD / RMSE / s | ordered: NLPD / RMSE / s "
+        "| CP: NLPD / RMSE / s | train better than CP in NLPD: as given / ordered |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
+    labels = ("TensorTrain", "TensorTrain, ordered", "CP")
     rows = report["rows"]
     for name, fit, rank in dict.fromkeys((row["data"], row["fit"], row["train_rank"]) for row in rows):
         own = [row for row in rows if (row["data"], row["fit"], row["train_rank"]) == (name, fit, rank)]
-        cells, nlpd, weights = [], {}, []
-        for label in ("TensorTrain", "CP"):
+        cells, nlpd, weights = [], {}, {}
+        for label in labels:
             each = sorted((row for row in own if row["format"] == label), key=lambda row: row["split"])
             means = [fmean(row[score] for row in each) for score in ("nlpd", "rmse", "seconds")]
             cells.append(f"rank {each[0]['rank']}: {means[0]:.2f} / {means[1]:.3f} / {means[2]:.1f}")
-            nlpd[label], weights = [row["nlpd"] for row in each], [*weights, str(each[0]["weights"])]
-        wins = sum(a < b for a, b in zip(nlpd["TensorTrain"], nlpd["CP"], strict=True))
-        verdict = f"tensor train on {wins} of {len(nlpd['CP'])}"
-        lines.append(f"| {name} | {fit} | {' / '.join(weights)} | {' | '.join(cells)} | {verdict} |")
+            nlpd[label], weights[label] = [row["nlpd"] for row in each], each[0]["weights"]
+        wins = [sum(a < b for a, b in zip(nlpd[label], nlpd["CP"], strict=True)) for label in labels[:2]]
+        sizes, verdict = f"{weights['TensorTrain']} / {weights['CP']}", f"{wins[0]} / {wins[1]} of {len(nlpd['CP'])}"
+        lines.append(f"| {name} | {fit} | {sizes} | {' | '.join(cells)} | {verdict} |")
     return "\n".join(lines)
 
 
