@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import gpytorch
 import numpy as np
@@ -64,9 +65,9 @@ def test_scores_of_a_perfect_forecast():
 
 def test_mixture_of_draws_is_the_predictive_mixture_of_the_fit():
     x = torch.rand(60, 2, dtype=torch.float64)
-    y = 50 + 20 * torch.sin(5 * x[:, 0])
+    y = 50 + 20 * torch.sin(5 * x[:, 0]) + 5 * torch.randn(60, dtype=torch.float64)
     model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(), rank=2, num_basis=6)
-    result = tkrr.fit_gibbs(model, num_draws=5, num_warmup=5, seed=0)
+    result = tkrr.fit_gibbs(model, num_draws=60, num_warmup=20, seed=0)  # so many that nothing is smoothed
     means = model.draws(x).detach()
     mixture = Mixture(means, result.posterior.noise.unsqueeze(-1).expand_as(means))
     torch.testing.assert_close(mixture.log_density(y), result.log_predictive_density(x, y))
@@ -84,7 +85,7 @@ def test_standardised_model_answers_in_the_units_of_the_data():
     torch.testing.assert_close(found.variances[0], y.var().expand(4))
 
 
-def test_benchmark(monkeypatch):
+def test_benchmark(monkeypatch, tmp_path):
     rng = np.random.default_rng(0)
     x = np.column_stack([rng.uniform(size=80), rng.uniform(100, 900, 80)])
     y = 40 + 9 * np.sin(6 * x[:, 0]) + 0.01 * x[:, 1] + 0.3 * rng.normal(size=80)
@@ -93,8 +94,13 @@ def test_benchmark(monkeypatch):
     monkeypatch.setattr(calibration, "RANK", 3)
     parser = argparse.ArgumentParser()
     calibration.add_arguments(parser)
+    parser.add_argument("--output", type=Path, default=tmp_path)
     models = ["Bayesian T-KRR", "exact GP", "RFF", "ALS + Laplace"]
-    report = calibration.run(parser.parse_args(["--splits", "1", "--sets", "yacht", "--models", *models]))
+    options = ["--splits", "1", "--sets", "yacht", "--models"]
+    others = calibration.run(parser.parse_args([*options, *models[1:]]))
+    previous = ["--previous", str(tmp_path / "calibration.json")]
+    report = calibration.run(parser.parse_args([*options, models[0], *previous]))
+    assert [row["model"] for row in others.rows] == models[1:] and str(report.rows[1:]) == str(others.rows)
     assert [row["model"] for row in report.rows] == models
     for row in report.rows:
         assert row["N"] == 72 and row["rmse"] < 0.3 and row["nlpd"] < 0.5, row
