@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -37,6 +38,9 @@ html_title = f"gpytorch_tkrr {release}"
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["layout.css"]
+
+# For the kernels that run the tutorials: tqdm, which Pyro imports, would like widgets in the notebook.
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
 
 GENERATED = generate.GENERATED
 generate.write_if_changed(GENERATED / "api.md", generate.api_page(gpytorch_tkrr, ["botorch", "pyro", "sklearn"]))

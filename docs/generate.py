@@ -115,7 +115,7 @@ def rivals(results: Path) -> list[str]:
             "Test errors with the protocol of Wesel & Batselier (2021): ten random splits, 90 % for training, M and R",
             "as there. *Published* are the figures of that paper; the strongest of its methods is named.",
             "",
-            "| data | T-KRR here | T-KRR, published | strongest published | |",
+            "| data | T-KRR here | T-KRR, published | strongest published | verdict |",
             "| --- | ---: | ---: | --- | --- |",
         ]
     for report in papers:
@@ -131,7 +131,7 @@ def rivals(results: Path) -> list[str]:
         report = json.loads(pool.read_text(encoding="utf-8"))
         lines += ["", "## Beside rivals in the same run", "", f"{_escape(report['title'])}. Lower is better.", ""]
         lines += [
-            "| data | N | T-KRR: NLPD | strongest rival | its NLPD | |",
+            "| data | N | T-KRR: NLPD | strongest rival | its NLPD | verdict |",
             "| --- | ---: | ---: | --- | ---: | --- |",
         ]
         for data in dict.fromkeys(row["data"] for row in report["rows"]):
