@@ -137,7 +137,10 @@ class HilbertRegressor(RegressorMixin, TableEstimator):
         if return_std:
             answers.append(sd)
         if return_quantiles is not None:
-            answers.append(mean[:, None] + sd[:, None] * ndtri(np.atleast_1d(return_quantiles)))
+            levels = np.atleast_1d(return_quantiles)
+            if not ((levels >= 0) & (levels <= 1)).all():
+                raise InputError(f"Quantiles are defined for probabilities between 0 and 1; got {levels.tolist()}.")
+            answers.append(mean[:, None] + sd[:, None] * ndtri(levels))
         return answers[0] if len(answers) == 1 else tuple(answers)
 
     @torch.no_grad()

@@ -228,7 +228,8 @@ class TKRRRegressor(RegressorMixin, TKRREstimator):
         """Targets `(n,)`, or of several outputs `(n, T)`, NaN where they were not observed."""
         shape = np.asarray(y).shape
         if len(shape) != 2 or shape[1] == 1:
-            return self._numbers(y if len(shape) != 2 else np.ravel(y))
+            is_one_of_several = len(shape) == 2 and self.method == "gibbs"  # else scikit-learn's warning says so
+            return self._numbers(np.ravel(y) if is_one_of_several else y)
         values = check_array(y, dtype=np.float64, ensure_all_finite="allow-nan", copy=True, input_name="y")
         require_finite(values, [f"output {t}" for t in range(shape[1])], allow_missing=True, what="Target y")
         return values

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .columns import Columns, ColumnScan
+from .columns import Columns, ColumnScan, require_finite
 
 Task = Literal["regression", "classification"]
 
@@ -70,8 +70,9 @@ def check_data(x: Any, y: Any, task: Task | None = None, *, min_rows: int = 2) -
         raise InputError(f"There are {len(values)} rows; at least {min_rows} are needed.")
     is_number = values.dtype.kind in "fiub"
     values = values.astype(np.float64) if is_number else values
-    if not torch.isfinite(inputs).all() or (is_number and not np.isfinite(values).all()):
-        raise InputError("Inputs or targets hold NaN or infinite values. Drop these rows.")
+    require_finite(inputs.numpy(), columns.names, what="The table")
+    if is_number:
+        require_finite(values[:, None], ["target"], what="The table")
     if task is None:
         task = default_task(values, "target", ask=False)
     targets, classes = encode_targets(values, task)

@@ -15,6 +15,7 @@ import scipy.stats
 from scipy.integrate import trapezoid
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer
+from sklearn.exceptions import DataConversionWarning
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -223,7 +224,8 @@ def test_several_outputs(outputs, tmp_path):
         TKRRRegressor(method="als").fit(X, y)
     with pytest.raises(tkrr.InputError, match="output 2"):
         TKRRRegressor(**SMALL).fit(X, np.where(np.arange(3) == 2, np.nan, y))
-    column = TKRRRegressor(method="als", rank=2, random_state=0).fit(X, y[:, :1])
+    with pytest.warns(DataConversionWarning, match="column-vector y"):
+        column = TKRRRegressor(method="als", rank=2, random_state=0).fit(X, y[:, :1])
     assert column.predict(X).shape == (150,)  # as scikit-learn's own Gaussian process
 
 
