@@ -30,33 +30,36 @@ from .posterior import MAX_ENTRIES, Posterior
 @torch.no_grad()
 def spread_of_missing(posterior: Posterior, x: Tensor) -> Tensor | None:
     """
-    The variance of f over the inputs that are missing, for each draw, `(S, n)`; None where none is. Known for CP
-    weights.
+    The variance of f over the inputs that are missing, for each draw, `(S, n)`; None where none is.
 
     :param posterior: The posterior; functions of inputs that may be missing are integrated.
     :param x: Inputs as the functions see them, `(n, D)`.
     """
-    missing = x.isnan()
+    missing, form, num_draws = x.isnan(), posterior.format, posterior.num_draws
     incomplete = missing.any(-1)
-    if not incomplete.any() or posterior.format.kind != "cp":
+    if not incomplete.any():
         return None
-    num_draws, rank = posterior.num_draws, posterior.rank
     total = torch.zeros(num_draws, len(x), dtype=torch.float64, device=x.device)
-    pieces = incomplete.nonzero().squeeze(-1).split(max(MAX_ENTRIES // (4 * num_draws * rank**2), 1))
+    rows_of_factors = [factor.transpose(0, 1) for factor in posterior.factors]  # D tensors (K_d, S, M_d)
     covariances = [
-        factor @ basis.moments_of_missing[1].to(factor) @ factor.mT if isinstance(basis, IntegratedBasis) else None
-        for basis, factor in zip(posterior.bases, posterior.factors, strict=True)
-    ]  # D tensors (S, R, R)
-    for rows in pieces:
-        first = torch.ones(len(rows), num_draws, rank, dtype=torch.float64, device=x.device)
-        second = torch.ones(len(rows), num_draws, rank, rank, dtype=torch.float64, device=x.device)
-        for d, (basis, factor, covariance) in enumerate(
-            zip(posterior.bases, posterior.factors, covariances, strict=True)
-        ):
-            z = basis.combine(x[rows, d], factor.reshape(num_draws * rank, -1)).reshape(len(rows), num_draws, rank)
-            pairs = z.unsqueeze(-1) * z.unsqueeze(-2)
-            if covariance is not None:
-                pairs = pairs + missing[rows, d].double().reshape(-1, 1, 1, 1) * covariance
-            first, second = first * z, second * pairs
-        total[:, rows] = (second.sum((-1, -2)) - first.sum(-1).square()).clamp(min=0).mT
+        torch.einsum("ksm,mp,lsp->kls", rows, basis.moments_of_missing[1].to(rows), rows).unsqueeze(-1)
+        if isinstance(basis, IntegratedBasis)
+        else None
+        for basis, rows in zip(posterior.bases, rows_of_factors, strict=True)
+    ]  # D tensors (K_d, K_d, S, 1)
+    largest = max(len(rows) for rows in rows_of_factors)
+    for piece in incomplete.nonzero().squeeze(-1).split(max(MAX_ENTRIES // (4 * num_draws * largest**2), 1)):
+        second: Tensor | None = None
+        products = []
+        for d, (basis, rows) in enumerate(zip(posterior.bases, rows_of_factors, strict=True)):
+            values = basis.combine(x[piece, d], rows.flatten(0, 1)).mT.unflatten(0, rows.shape[:2])  # (K, S, n)
+            product = values.unsqueeze(0) * values.unsqueeze(1)
+            covariance = covariances[d]
+            products.append(product if covariance is None else product + missing[piece, d].double() * covariance)
+        squares = form.pairs(products)
+        mean = form.functions(posterior.bases, posterior.factors, x[piece])
+        for d in form.chain(len(squares)):
+            second = form.advance(second, squares[d])
+        assert second is not None
+        total[:, piece] = (second.sum(0) - mean.square()).clamp(min=0)
     return total

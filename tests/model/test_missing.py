@@ -29,7 +29,7 @@ def _data(num_rows: int = 150, share: float = 0.2):
 
 def _fitted(method: str, **kwargs):
     x, y = _data()
-    model = tkrr.TKRR(x, y, gaussian(0.05), rank=4, categorical=[2], missing="integrate", **kwargs)
+    model = tkrr.TKRR(x, y, gaussian(0.05), categorical=[2], missing="integrate", **({"rank": 4} | kwargs))
     if method == "als":
         tkrr.fit_als(model, seed=0, max_sweeps=5)
     else:
@@ -37,10 +37,14 @@ def _fitted(method: str, **kwargs):
     return model.eval(), x
 
 
-@pytest.mark.parametrize("warp", [None, True])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"warp": True}, {"rank": None, "weights": tkrr.TensorTrain(2, order=[1, 0, 2])}],
+    ids=["plain", "warp", "train"],
+)
 @pytest.mark.parametrize("method", ["als", "gibbs"])
-def test_predictions_are_means_over_the_missing_values(method, warp):
-    model, x = _fitted(method, warp=warp)
+def test_predictions_are_means_over_the_missing_values(method, settings):
+    model, x = _fitted(method, **settings)
     row = torch.tensor([[NAN, 0.4, 2.0], [3.0, NAN, 1.0], [3.0, 0.4, NAN], [NAN, NAN, 1.0], [3.0, 0.4, 1.0]]).double()
     columns = [column[~column.isnan()] for column in x.mT]
     with torch.no_grad():
