@@ -326,15 +326,21 @@ class Design:
             parts.append(-0.5 * (weight * (rows.batch.y - values).square() / noise + math.log(noise)))
         return torch.cat(parts)
 
-    def dense(self) -> DenseRows:
-        """The rows of all processes at once, with the functions of every mode: for few rows."""
+    def dense(self, *, own: bool = False) -> DenseRows:
+        """
+        All rows at once, with the functions of every mode: for few rows.
+
+        :param own: Whether to take those of this process alone.
+        """
         batches = [rows.batch for rows in self._rows()]
         empty = self.data.summary.lower.new_empty(0)
         x = torch.cat([empty.new_empty(0, len(self.bases)), *(batch.x for batch in batches)])
         y = torch.cat([empty, *(batch.y for batch in batches)])
         ones = [torch.ones_like(batch.y) if batch.weight is None else batch.weight for batch in batches]
-        parts = self.data.processes.gather((x.cpu(), y.cpu(), torch.cat([empty, *ones]).cpu()))
-        x, y, weight = (torch.cat(each).to(empty.device) for each in zip(*parts, strict=True))
+        weight = torch.cat([empty, *ones])
+        if not own:
+            parts = self.data.processes.gather((x.cpu(), y.cpu(), weight.cpu()))
+            x, y, weight = (torch.cat(each).to(empty.device) for each in zip(*parts, strict=True))
         return DenseRows([basis(column) for basis, column in zip(self.bases, x.mT, strict=True)], y, weight)
 
     def turn(self, bond: int, matrix: Tensor) -> None:

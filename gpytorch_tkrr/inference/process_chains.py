@@ -125,7 +125,7 @@ class ProcessChains:
             is_warm = run.sweep >= run.ends[-1]
             chain.move(0.0 if is_warm else 1 / math.sqrt(run.sweep + 1))
             if host.held_out is not None and run.sweep < run.ends[0]:
-                run.scores.append(run.posterior.log_densities(host.held_out.dense()))
+                run.scores.append(run.posterior.log_densities(host.held_out.dense(own=True)))
             if is_warm:
                 self._keep(run, run.posterior)
         run.coordinates, run.log_leap = hyper.get(self.slots), chain.log_leap

@@ -42,11 +42,11 @@ def source_of(rows):
     return TensorSource(x[rows], y[rows], batch_rows=23)
 
 
-def make_model(likelihood=None):
+def make_model(likelihood=None, rank=3):
     likelihood = gaussian() if likelihood is None else likelihood
     kernel = ScaleKernel(RBFKernel(ard_num_dims=3)).double()
     kernel.base_kernel.lengthscale = 0.4
-    return tkrr.TKRR(None, None, likelihood, kernel=kernel, rank=3, num_basis=7, domain=DOMAIN)
+    return tkrr.TKRR(None, None, likelihood, kernel=kernel, rank=rank, num_basis=7, domain=DOMAIN)
 
 
 def own_rows(group):
@@ -103,6 +103,15 @@ def fit_everything(group=None):
             run.state.precisions,
             fit.hyperparameters.values(),
         ]
+    model = make_model(rank=None)
+    training = model.training_data(data, processes)
+    model.prepare(training)
+    fit = gibbs.GibbsFit(model, training, None, 1 << 30, entropy=0)
+    fit.choose_plan(num_warmup=None, num_draws=None, num_chains=2)
+    run = fit.start_chain(0)  # in the limit of many components
+    for _ in range(3):
+        fit.sweep(run)
+    results["limit"], results["scores"] = run.coordinates, run.scores[0]
     before = processes.volume
     tkrr.fit_als(make_model(), data=data, max_sweeps=1, seed=0, group=processes)
     results["volume"] = processes.volume - before
@@ -242,7 +251,7 @@ def test_sums_are_those_of_one_process(results):
 
 def test_all_processes_hold_the_same_bits(results):
     _, several = results
-    for key in several[0].keys() - {"first_row"}:
+    for key in several[0].keys() - {"first_row", "scores"}:
         for other in several[1:]:
             for left, right in zip(flatten(several[0][key]), flatten(other[key]), strict=True):
                 assert torch.equal(left, right), key
@@ -270,6 +279,14 @@ def test_a_first_gibbs_sweep_is_that_of_one_process(results, key):
     one, several = results
     for left, right in zip(flatten(one[key]), flatten(several[0][key]), strict=True):
         torch.testing.assert_close(right, left, rtol=1e-8, atol=1e-8)
+
+
+def test_the_limit_of_many_components_is_that_of_one_process(results):
+    one, several = results
+    torch.testing.assert_close(several[0]["limit"], one["limit"], rtol=1e-5, atol=1e-5)
+    scores = torch.cat([each["scores"] for each in several])
+    assert len(scores) > 15
+    torch.testing.assert_close(scores, one["scores"], rtol=1e-4, atol=1e-4)
 
 
 def test_only_packed_sums_are_exchanged(results):
