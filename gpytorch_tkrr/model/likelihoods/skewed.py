@@ -12,6 +12,9 @@ Given the component and :math:`b = \sigma \tau \delta |h|` the target is normal,
 integrated out. Given b, two squares are :math:`\sigma^2 \chi^2_1`: those of :math:`(y - f - b) / \tau` and of
 :math:`b / (\tau \delta)`.
 
+The shape is Gaussian in the first part of the warm-up, and skews leave zero by small steps: with few rows (tens) take
+hundreds of sweeps.
+
 By default :math:`\pi \sim \text{Dirichlet}(1, 0.2, ..., 0.2)` and :math:`\delta_k \sim N(0, 2^2)`.
 
 Reference: Frühwirth-Schnatter & Pyne (2010), *Bayesian inference for finite mixtures of univariate and multivariate
