@@ -17,6 +17,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from ..model.likelihoods.base import observe
+from .robust import OutlierLikelihood
 
 #: At most so many rows.
 NUM_ROWS = 500
@@ -45,7 +46,8 @@ def fit_pilot(
     if num_rows > NUM_ROWS:
         rows = torch.linspace(0, num_rows - 1, NUM_ROWS, device=x.device).round().long()
         x, y = x[..., rows, :], y[..., rows]
-        likelihood = observe(likelihood).of_rows(rows)
+        if not isinstance(likelihood, OutlierLikelihood):  # which is made for these rows
+            likelihood = observe(likelihood).of_rows(rows)
     pilot = _Pilot(x, y, mean, kernel, likelihood)
     try:
         fit_gpytorch_mll(

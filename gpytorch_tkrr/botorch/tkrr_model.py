@@ -43,6 +43,7 @@ from .dispatch import register_custom_fit
 from .drop_in import DropInGP
 from .outcomes import module_of_outcomes, read_outcome, write_outcomes
 from .pilot import NUM_ROWS, fit_pilot
+from .robust import OutlierLikelihood
 from .sampled import SampledOutcome
 
 #: R where nothing else is said, and what :func:`~gpytorch_tkrr.fit_gibbs` is called with.
@@ -278,7 +279,8 @@ class TKRRModel(DropInGP):
                 likelihood.noise = noise[i].mean()
                 likelihood = FixedNoiseGaussianLikelihood(noise[i])
             elif self._robust_likelihood is not None:
-                likelihood = module_of_outcomes(self.likelihood, i, self._aug_batch_shape)
+                single = module_of_outcomes(self.likelihood, i, self._aug_batch_shape)
+                likelihood = OutlierLikelihood(single, min(len(y), NUM_ROWS), float(y.var(unbiased=False)))
             else:
                 read_outcome(likelihood, self.likelihood, i)
             fit_pilot(x, y, mean, kernel, likelihood, options)

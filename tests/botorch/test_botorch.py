@@ -922,6 +922,23 @@ def test_outliers():
     assert conditioned.posterior(x).mean.shape == (120, 1)
 
 
+@pytest.mark.parametrize("num_rows", [100, 520])  # fewer and more than the first look takes
+def test_first_look_is_not_misled_by_outliers(num_rows):
+    """Outliers must not shorten lengthscales, as in a plain process, nor be explained by noise in all rows."""
+    generator = torch.Generator().manual_seed(50)
+    x = torch.rand(num_rows, 5, dtype=torch.float64, generator=generator)
+    clean = torch.sin(6 * x[:, :1]) * x[:, 1:2] + torch.sin(4 * x[:, 2:3]) + x[:, 3:4] * x[:, 4:]
+    clean = clean + 0.05 * torch.randn(clean.shape, dtype=torch.float64, generator=generator)
+    y = clean.clone()
+    y[::10] = y.mean() + 5 * y.std()
+    model = TKRRModel(x, y, likelihood=gpytorch.likelihoods.StudentTLikelihood())
+    model._fit_pilots({"maxiter": 60})
+    expected = fit(SingleTaskGP(x[:100], clean[:100])).covar_module.lengthscale
+    ratio = (model.outcome(0).model.covar_module.lengthscale / expected).flatten()
+    assert (ratio > 0.5).all() and (ratio[:3] < 2).all()  # the last two are nearly linear: any long one will do
+    assert model.outcome(0).model.likelihood.noise < 0.15
+
+
 @pytest.mark.parametrize("num_outputs", [1, 2])
 def test_ensemble_has_the_moments_of_the_model(num_outputs):
     model = fitted("cp", num_outputs)
