@@ -101,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=int, default=2, help="timings of which the shortest counts")
     parser.add_argument("--rows", type=int, default=2_000, help="rows where the exact GP is timed, or 0")
     parser.add_argument("--many-rows", type=int, default=50_000, help="rows where a fixed basis is timed, or 0")
+    parser.add_argument("--only", nargs="*", help="names of problems")
     parser.add_argument("--steps", type=int, default=100, help="steps of Adam in a training run")
 
 
@@ -117,6 +118,8 @@ def run(args: argparse.Namespace) -> Report:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", gpytorch.utils.warnings.NumericalWarning)
         for measure, problem in pairs:
+            if args.only and problem.name not in args.only:
+                continue
             timed = replace(problem, steps=args.steps, optimizer="adam")
             report.attempt(timed.name, partial(_add, report, measure, timed, args))
     report.notes.append(
