@@ -103,9 +103,12 @@ class IndexSet(ABC):
         device = factors[0].device
         products = torch.ones_like(factors[0][..., :1].mT)  # (..., M, n): whole rows are copied
         for factor, (rows, columns) in zip(factors, levels, strict=True):  # products that begin alike are shared
-            products = products.index_select(-2, rows.to(device)) * factor.mT.contiguous().index_select(
-                -2, columns.to(device)
-            )
+            values = factor.mT.contiguous()
+            is_large = len(rows) * values.shape[-1] >= _MANY_VALUES and _are_first(rows, columns)
+            if is_large and not (products.requires_grad or values.requires_grad):
+                products = _write_products(products, values, rows)
+            else:
+                products = products.index_select(-2, rows.to(device)) * values.index_select(-2, columns.to(device))
         return products.mT
 
     def _check_size(self, size: int, num_basis: Sequence[int]) -> None:
@@ -115,6 +118,10 @@ class IndexSet(ABC):
                 "functions per dimension, a HyperbolicCross or TotalDegree index set with a smaller limit, or the "
                 "CP-weight model TKRR, whose size is linear in the number of dimensions."
             )
+
+
+#: So many values of products are written block by block.
+_MANY_VALUES = 2**20
 
 
 @dataclass(frozen=True)
@@ -251,6 +258,28 @@ class InPairs(IndexSet):
     def _extend(self, value: Tensor, index: Tensor, num_remaining: int) -> tuple[Tensor, Tensor]:
         values, possible = self.rule._extend(value, index[:, : index.shape[-1] // 2], num_remaining)
         return values.repeat_interleave(2, dim=-1), possible.repeat_interleave(2, dim=-1)
+
+
+def _are_first(rows: Tensor, columns: Tensor) -> bool:
+    """Whether each row goes on with the first columns, however many, and without a gap."""
+    counts = torch.bincount(rows)
+    starts = counts.cumsum(0) - counts
+    return torch.equal(columns, torch.arange(len(rows)) - starts[rows])
+
+
+def _write_products(products: Tensor, values: Tensor, rows: Tensor) -> Tensor:
+    """
+    Each of the products `(..., P, n)` times the first of the values `(..., M, n)`, as many as `rows` names it. Large
+    matrices are written once, and nothing is copied.
+    """
+    batch_shape = torch.broadcast_shapes(products.shape[:-2], values.shape[:-2])
+    out = values.new_empty(*batch_shape, len(rows), values.shape[-1])
+    start = 0
+    for row, count in enumerate(torch.bincount(rows, minlength=products.shape[-2]).tolist()):
+        block = out[..., start : start + count, :]
+        torch.mul(products[..., row : row + 1, :], values[..., :count, :], out=block)
+        start += count
+    return out
 
 
 @lru_cache(maxsize=64)

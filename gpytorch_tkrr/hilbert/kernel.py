@@ -35,9 +35,10 @@ from ..features.box import MAX_CHOSEN_FUNCTIONS, require_categories
 from ..features.expansion import BasisFamily, Box, Expansion, expand
 from ..features.represented import MAX_MISSING, missing_fraction, missing_variance
 from ..features.stationary import Sines, SpectralProducts, as_family
+from ..operators.exact import MAX_EXACT_ROWS, ExactLinearOperator
 from ..operators.gram import GramCache
 from ..operators.lazy_operators import HilbertCrossLinearOperator, RefusedLinearOperator
-from ..operators.observer import Observer
+from ..operators.observer import DataFacts, Observer
 from ..operators.operator import HilbertLinearOperator
 from .multitask import ReducedRankKernel, evaluate_as_training, keep_structure_of_tasks
 from .prediction import HilbertPredictionStrategy
@@ -155,7 +156,7 @@ class HilbertKernel(ReducedRankKernel):
 
         As soon as a likelihood has told the standard deviations of the noise, :math:`\sigma`, and of the targets, s,
         the bound is :math:`\text{tol} \cdot \min(\max k(x, x), 3 s \sigma)`: with the default the posterior mean is
-        off by about 0.01 s at most. With few training rows (at most 800) and many functions to
+        off by about 0.01 s at most. With few training rows (at most 2 000) and many functions to
         use, the model is trained and evaluated with the kernel as it is, which takes no more time then.
 
         At most 4 000 functions are used. Where the bound takes more, a smaller error than these permit is not reached:
@@ -317,10 +318,10 @@ class HilbertKernel(ReducedRankKernel):
             )
         try:
             features = self._revise(x1.shape[-1], x1 if self.training and not x1.requires_grad else None)
+            same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
             if features is None:
                 exact = self.base_kernel(x1, x2, diag=diag)
-                return exact if diag else exact.evaluate_kernel()
-            same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
+                return exact if diag else self._as_it_is(exact.evaluate_kernel(), same)
             if same:
                 return self._covariance(x1, *features, diag=diag)
             return self._cross_covariance(x1, x2, *features, diag=diag)
@@ -329,6 +330,18 @@ class HilbertKernel(ReducedRankKernel):
                 raise
             batch_shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], self.batch_shape)
             return RefusedLinearOperator(x1, torch.Size((*batch_shape, x1.shape[-2], x2.shape[-2])), error)
+
+    def _as_it_is(self, covariance: LinearOperator, is_square: bool) -> LinearOperator:
+        """The base kernel's own covariance; one that is square has a deterministic likelihood."""
+        if not is_square or covariance.shape[-1] > MAX_EXACT_ROWS:
+            return covariance
+        return ExactLinearOperator(covariance.to_dense(), observer=self._observer())
+
+    def _observer(self, missing: float = 0.0) -> Observer | None:
+        """Hears what likelihoods tell of training rows; proposals of a sampler tell nothing."""
+        if self._tolerance is None or not self.training or isinstance(self, RandomModuleMixin):
+            return None
+        return Observer(self._tolerance.facts, missing)
 
     def _covariance(self, x: Tensor, expansion: Expansion, prior: Covariance, *, diag: bool) -> Tensor | LinearOperator:
         batch_shape = x.shape[:-2]
@@ -342,13 +355,11 @@ class HilbertKernel(ReducedRankKernel):
         dtype = torch.promote_types(x.dtype, self.dtype)
         batch_shape = torch.broadcast_shapes(batch_shape, prior.variances.shape[:-1])
         variances = prior.variances.expand(*batch_shape, features.shape[-1])
-        observer = None
-        if self.training and self._tolerance is not None and not isinstance(self, RandomModuleMixin):
-            represented = _mean_represented(prior.detach(), features.detach(), gram_cache)
-            part = 0.0 if missing is None else float((missing.detach() / represented).max())
-            observer = Observer(self._tolerance.facts, part)
+        part = 0.0
+        if self.training and missing is not None:
+            part = float((missing.detach() / _mean_represented(prior.detach(), features.detach(), gram_cache)).max())
         covariance = HilbertLinearOperator(
-            features, variances.to(dtype), prior.mixing, gram_cache=gram_cache, observer=observer
+            features, variances.to(dtype), prior.mixing, gram_cache=gram_cache, observer=self._observer(part)
         )
         if missing is None:
             return covariance._diagonal() if diag else covariance
@@ -529,6 +540,8 @@ class HilbertKernel(ReducedRankKernel):
         """
         if ApproximationWarning in self._warned or self.accepted_missing > 0 or isinstance(self, RandomModuleMixin):
             return
+        if self._tolerance is not None and self._tolerance.facts == DataFacts():
+            return  # the rows are being counted: another basis, or none at all, may be taken for them
         self._warned.add(ApproximationWarning)
         x, features = (tensor[(0,) * (tensor.dim() - 2)] for tensor in (x, features))
         rows = _spread_rows(x, _NUM_PROBES)

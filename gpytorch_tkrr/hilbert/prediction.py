@@ -169,8 +169,10 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
 
     @cached(name="exact_strategy")
     def _make_exact_strategy(self, basis: Hashable) -> DefaultPredictionStrategy:
-        clear_cache_hook(self.train_prior_dist.lazy_covariance_matrix)
-        return DefaultPredictionStrategy(self.train_inputs, self.train_prior_dist, self.train_labels, self.likelihood)
+        covariance = self.train_prior_dist.lazy_covariance_matrix
+        clear_cache_hook(covariance)
+        prior = self.train_prior_dist.__class__(self.train_prior_dist.loc, covariance.evaluate_kernel())
+        return DefaultPredictionStrategy(self.train_inputs, prior, self.train_labels, self.likelihood)
 
     @cached(name="weight_posterior")
     def _posterior(self, nan_policy: str, basis: Hashable) -> WeightPosterior:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
-from linear_operator import settings
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
@@ -19,14 +18,13 @@ from ..errors import UnsupportedKernelError
 from ..features.box import MAX_CHOSEN_FUNCTIONS, basis_size, needed_basis
 from ..features.expansion import Expansion
 from ..features.stationary import Sines, SpectralProducts
+from ..operators.exact import MAX_EXACT_ROWS
 from ..operators.observer import DataFacts
 
 #: By which factor lengthscales may grow or shrink before box and counts are chosen again: this for one input, its D-th
-#: root for D inputs, so that headroom costs as much for any number of them.
-HEADROOM = 1.6
-
-#: Headroom may give a basis this many functions, or this many times as many; otherwise there is less headroom.
-ROOMY = 600
+#: root for D inputs, so that headroom costs as much for any number of them. The first one is taken that gives a basis
+#: at most the number of functions beside it, or `GROWTH_OF_LARGE` times as many as without headroom.
+HEADROOMS = ((4.0, 300), (2.5, 400), (1.6, 600), (1.6**0.5, 600), (1.6**0.25, 600))
 GROWTH_OF_LARGE = 1.4
 
 #: A basis is chosen anew when its error has grown to this part of the tolerance. A new basis has a smaller one, mostly
@@ -68,12 +66,14 @@ MARGIN = 0.5
 NOISE = 3.0
 
 #: Where more functions than this many times the rows are needed, the kernel is evaluated as it is: by then that takes
-#: less time. It returns to functions when fewer than half as many are needed. Beyond GPyTorch's `max_cholesky_size`
-#: (800 rows) this is not done: the likelihood would be a random iteration. Up to `FEW_ROWS`, where a step of
-#: either takes some milliseconds, half as many functions as rows are reason enough.
+#: less time. It returns to functions when fewer than half as many are needed. Up to `FEW_ROWS`, where a step of either
+#: takes some milliseconds, half as many functions as rows are reason enough; beyond `SOME_ROWS`, where functions save
+#: the most, only a bound that is out of their reach.
 EXACT = 2.0
 EXACT_OF_FEW = 0.5
 FEW_ROWS = 500
+SOME_ROWS = 800
+OUT_OF_REACH = 2 * MAX_CHOSEN_FUNCTIONS
 
 #: The largest relative error that a basis is chosen for where the wanted one takes too many functions.
 LARGEST_TOLERANCE = 0.5
@@ -277,7 +277,7 @@ class Tolerance:
         try:
             domain, num_basis, num_needed = self.choose(kernel, self.tol * scale)
         except UnsupportedKernelError:  # no box is large enough at these hyperparameters: what is missing is counted
-            self.choice = replace(looked_at, num_needed=2 * MAX_CHOSEN_FUNCTIONS, is_settled=True)
+            self.choice = replace(looked_at, num_needed=2 * OUT_OF_REACH, is_settled=True)
             return None
         self.choice = replace(looked_at, num_needed=num_needed)
         if not too_large and basis_size(kernel, domain, num_basis) > SHRINKAGE * expansion.num_functions:
@@ -295,9 +295,7 @@ class Tolerance:
         """
         assert self.choice is not None
         error, image = self.error(expansion, prior), self.image(expansion)
-        limit = min(max(GROWTH * error, FINER * self.tol), self.tol)
-        if error > FINER * self.tol:
-            limit = max(limit, TRIGGER * self.tol)
+        limit = min(max(GROWTH * error, TRIGGER * self.tol), self.tol)
         self.choice = replace(
             self.choice,
             scale=float(self.scale(expansion).max()),
@@ -317,10 +315,12 @@ class Tolerance:
     def _prefers_exact(self) -> bool:
         """Whether the last choice takes so many functions, for so few rows, that the kernel is better used as it is."""
         num_rows = self.facts.num_rows
-        if num_rows is None or num_rows > settings.max_cholesky_size.value():
+        if num_rows is None or num_rows > MAX_EXACT_ROWS:
             return False
-        factor = EXACT_OF_FEW if num_rows <= FEW_ROWS else EXACT
-        return self.num_needed > (0.5 if self._is_exact else 1.0) * factor * num_rows
+        limit: float = OUT_OF_REACH
+        if num_rows <= SOME_ROWS:
+            limit = (EXACT_OF_FEW if num_rows <= FEW_ROWS else EXACT) * num_rows
+        return self.num_needed > (0.5 if self._is_exact else 1.0) * limit
 
     def choose(self, kernel: Kernel, allowed: float = math.inf) -> tuple[Domain, list[int], int]:
         """
@@ -349,9 +349,9 @@ class Tolerance:
         while size > MAX_CHOSEN_FUNCTIONS and max(num_basis) > 1:
             num_basis = [max(int(0.9 * m), 1) for m in num_basis]
             size = basis_size(kernel, domain, num_basis)
-        for headroom in (HEADROOM, HEADROOM**0.5, HEADROOM**0.25):
+        for headroom, affordable in HEADROOMS:
             roomy = self._with_headroom(domain, num_basis, headroom ** (1 / len(num_basis)))
-            if basis_size(kernel, *roomy) <= min(max(ROOMY, GROWTH_OF_LARGE * size), MAX_CHOSEN_FUNCTIONS):
+            if basis_size(kernel, *roomy) <= min(max(affordable, GROWTH_OF_LARGE * size), MAX_CHOSEN_FUNCTIONS):
                 return *roomy, num_needed
         return domain, num_basis, num_needed
 

@@ -47,7 +47,8 @@ class GramCache:
     def mean_square(self) -> Tensor:
         r""":math:`\frac1N \sum_n \phi_i(x_n)^2`, `(..., M)`, float64."""
         if self._mean_square is None:
-            self._mean_square = self._sources[2].double().square().mean(-2)
+            features = self._sources[2].double()
+            self._mean_square = torch.linalg.vector_norm(features, dim=-2).square() / features.shape[-2]
         return self._mean_square
 
     def __call__(self, weights: Tensor | None = None) -> Tensor:

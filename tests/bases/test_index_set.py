@@ -72,3 +72,13 @@ def test_empty_set_is_refused():
 
 def test_equal_rules_are_equal():
     assert HyperbolicCross(5) == HyperbolicCross(5) != HyperbolicCross(6)
+
+
+@pytest.mark.parametrize("index_set", [FullTensor(), Ellipsoid(), HyperbolicCross(20), TotalDegree(11)], ids=str)
+def test_large_matrices_of_products_are_the_same(index_set):
+    """They are written block by block; small ones are gathered."""
+    factors = [torch.rand(20_000, size, dtype=torch.float64) for size in (9, 8, 7)]
+    large = index_set.products(factors)
+    small = torch.cat([index_set.products([factor[i : i + 100] for factor in factors]) for i in range(0, 20_000, 100)])
+    assert large.numel() > 2**20 > 100 * large.shape[-1]
+    assert torch.equal(large, small)
