@@ -1,8 +1,8 @@
 r"""A first look at outcomes with outliers: Gaussian noise with a variance of its own for each row.
 
-With :math:`s_n^2 = s^2 e^{\rho_n}` and the prior :math:`\log p(\rho_n) = -\frac{\nu}{2} (\rho_n + e^{-\rho_n})`, that of
-the weights behind Student noise, an outlier is explained by its own :math:`\rho_n`, not by a short lengthscale or by
-noise in all rows.
+With :math:`s_n^2 = s^2 e^{\rho_n}` and the prior :math:`\log p(\rho_n) = -\frac{\nu}{2} (\rho_n + e^{-\rho_n})`, that
+of the weights behind Student noise, an outlier is explained by its own :math:`\rho_n`, not by a short lengthscale or
+by noise in all rows.
 """
 
 from __future__ import annotations
