@@ -651,6 +651,7 @@ class HilbertKernel(ReducedRankKernel):
             **state._metadata[""],
             "num_basis": num_basis,
             "basis": repr(self.family),
+            "index_set": self._rule(),
             **sides,
             **({} if self._tolerance is None else {"tolerance": self._tolerance.state()}),
         }
@@ -691,6 +692,14 @@ class HilbertKernel(ReducedRankKernel):
         if facts.get("basis", repr(Sines())) != repr(self.family):
             errors.append(f"The state is that of a kernel with basis={facts['basis']}; this kernel has {self.family}.")
             return
+        own = self._rule()
+        if facts.get("index_set", own) != own:
+            errors.append(
+                f"The state is that of a kernel with index_set={facts['index_set']}; this kernel has {own}. Make it "
+                f"with index_set=gpytorch_tkrr.{facts['index_set']}, or with HilbertKernel.from_tolerance where the "
+                "other one was made so."
+            )
+            return
         if domain.num_dims != self.domain.num_dims:
             errors.append(f"The box has {domain.num_dims} dimensions in the state, and {self.domain.num_dims} here.")
             return
@@ -702,6 +711,11 @@ class HilbertKernel(ReducedRankKernel):
             errors.append(str(error))
         if self._tolerance is not None:
             self._tolerance.load_state(facts.get("tolerance"))
+
+    def _rule(self) -> str:
+        """Which products are kept, for a `state_dict`; of one input an ellipsoid is all of them."""
+        is_line = self.domain.num_dims == 1 and self.index_set == Ellipsoid()
+        return repr(FullTensor() if is_line else self.index_set)
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(super().__getstate__())  # a shallow copy must not share the dictionary itself

@@ -283,6 +283,17 @@ def test_box_and_counts_come_back():
     assert torch.equal(other.eval()(test_x).mean, model.eval()(test_x).mean)
 
 
+def test_a_state_with_another_index_set_is_refused():
+    domain = Domain(torch.zeros(2), 1.0)
+    cross, full = (HilbertKernel(RBFKernel(), domain, 6, index_set=rule) for rule in (HyperbolicCross(6), None))
+    with pytest.raises(RuntimeError, match=r"HyperbolicCross\(limit=6\); this kernel has FullTensor\(\)"):
+        full.load_state_dict(cross.state_dict())
+    assert full.num_basis == 6
+    HilbertKernel(RBFKernel(), domain, 9, index_set=HyperbolicCross(6)).load_state_dict(cross.state_dict())
+    line = HilbertKernel.from_tolerance(RBFKernel(), torch.linspace(0, 1, 9))  # an Ellipsoid: here all functions
+    HilbertKernel(RBFKernel(), Domain(torch.zeros(1), 1.0), 4).load_state_dict(line.state_dict())
+
+
 def test_columns_of_both_kernels_come_back():
     base = RBFKernel(active_dims=[1])
     kernel = HilbertKernel(base, Domain(torch.zeros(2), 1.0), 4, active_dims=[0, 2])
