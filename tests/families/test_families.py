@@ -387,7 +387,7 @@ def test_tolerances_hold_while_lengthscales_move(name, make):
         for lengthscale in (0.7, 0.05, 0.3, 3.0):
             base.base_kernel.lengthscale = lengthscale
             assert kernel.approximation_error(x) < tol
-        assert 2 <= kernel.num_revisions <= 3
+        assert 1 <= kernel.num_revisions <= 3
 
 
 @pytest.mark.parametrize("name", ["Gauss-Legendre", "Gauss-Hermite"])
