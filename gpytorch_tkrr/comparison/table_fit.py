@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 #: Share of the rows that are held out for a score, and how many at least and at most.
 HELD_OUT, MIN_HELD_OUT, MAX_HELD_OUT = 0.1, 10, 2000
 
+#: What is said instead of a score.
+TOO_FEW = f"There are too few rows to hold {MIN_HELD_OUT} out for a score."
+
 #: Rows over which the shares of inputs are averaged.
 MEASURE_ROWS = 1000
 
@@ -112,19 +115,19 @@ def fit_table(
     columns = Columns.learn(x, categorical=options.categorical)  # what is wrong, in rows of the file
     require_finite(columns.matrix(x), columns.names, allow_missing=estimator.allows_missing, what="The table")
     encode_targets(values, task)  # constant targets, too many classes
-    y = np.array(values, dtype=np.float64) if task == "regression" else values.astype(str).to_numpy(dtype=str)
+    y = as_targets(values, task)
     estimator.facts_ = {"target": target, "task": task, "rows": len(frame)}
     test = _held_out(y, task, options.seed)
     if not test.any():
         estimator.fit(x, y)
-        lines = [f"There are too few rows to hold {MIN_HELD_OUT} out for a score."]
+        lines = [TOO_FEW]
     else:
         estimator.fit(x[~test], y[~test])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExtrapolationWarning)  # held out by chance
             scores = held_out_scores(estimator, x[test], y[test])
             estimator.facts_["held out"] = scores
-            lines = [_score_line(scores, int(test.sum()), task)]
+            lines = [_score_line(scores, f"{int(test.sum())} rows held out, then used as well: ", task)]
             estimator.partial_fit(x[test], y[test])
     if task == "regression":
         lines.append(noise_line(estimator))
@@ -143,7 +146,8 @@ def fit_stream(
     processes: Processes,
 ) -> tuple[TKRRClassifier | TKRRRegressor, list[str]]:
     """
-    Fit a file that is read in batches, again and again, each process its part of the rows.
+    Fit a file that is read in batches, again and again, each process its part of the rows. A tenth of the rows, at most
+    :data:`MAX_HELD_OUT`, is held out for a score and not seen by the fit.
 
     :param table: The file.
     :param task: Regression or classification; None to decide by its first rows.
@@ -151,7 +155,7 @@ def fit_stream(
     :param memory: Bytes that may be used to keep what was read.
     :param checkpoint: A file to go on from if the fit is stopped.
     :param processes: The processes that fit together.
-    :return: The estimator, and lines that say what its inputs do.
+    :return: The estimator, and lines that say how good it is and what its inputs do.
     """
     from ..sklearn.streamed import fit_file
 
@@ -161,15 +165,54 @@ def fit_stream(
         (first, *_) = table.frames(0, min(table.num_rows, table.batch_rows), [table.target])
         task = default_task(first[table.target].dropna(), table.target, ask=True)
     estimator = options.estimator(task)
-    fit_file(estimator, table, memory=memory, checkpoint=checkpoint, processes=processes)
+    numbers, test = _held_out_of_file(table, task, options.seed)
+    fit_file(estimator, table, memory=memory, checkpoint=checkpoint, processes=processes, without=numbers)
     estimator.facts_ = {"target": table.target, "task": task, "rows": table.num_rows}
     head = f"{task.capitalize()} of {table.target!r}: {table.num_rows} rows, {len(table.inputs)} inputs, in batches."
     noise = [noise_line(estimator)] if task == "regression" else []
-    score = "No rows are held out of a file that is read in batches: there is no score."
+    score = TOO_FEW
+    if len(test):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExtrapolationWarning)  # held out by chance
+            estimator.facts_["held out"] = held_out_scores(
+                estimator, test[table.inputs], as_targets(test[table.target], task)
+            )
+        score = _score_line(estimator.facts_["held out"], f"{len(test)} rows that the fit has not seen: ", task)
     zeros = lambda values: np.zeros(len(values))  # noqa: E731  targets are not needed
     x, _ = EncodedSource(table, estimator.columns_, zeros, allow_missing=estimator.allows_missing).sample()
     rows = x[:: max(1, len(x) // MEASURE_ROWS)]
     return estimator, [head, *column_lines(estimator.columns_), score, *noise, *input_lines(estimator, rows)]
+
+
+def as_targets(values: pd.Series, task: Task) -> np.ndarray:
+    """
+    A column of targets as estimators take it, `(n,)`.
+
+    :param values: The column.
+    :param task: Regression or classification.
+    """
+    return np.array(values, dtype=np.float64) if task == "regression" else values.astype(str).to_numpy(dtype=str)
+
+
+def _held_out_of_file(table: TableSource, task: Task, seed: int) -> tuple[np.ndarray, pd.DataFrame]:
+    """Numbers of rows that are held out, ascending, and these rows, in one pass; none that lacks a value."""
+    number = min(int(HELD_OUT * table.num_rows), MAX_HELD_OUT)
+    names = [*table.inputs, table.target]
+    if number < MIN_HELD_OUT:
+        return np.zeros(0, dtype=np.int64), pd.DataFrame(columns=names)
+    chosen = np.sort(np.random.default_rng(seed).choice(table.num_rows, number, replace=False))
+    parts, counts, start = [], pd.Series(dtype=np.int64), 0
+    for frame in table.frames(0, table.num_rows, names):
+        is_chosen = np.isin(np.arange(start, start + len(frame)), chosen)
+        parts.append(frame[is_chosen])
+        if task == "classification":
+            counts = counts.add(frame[table.target][~is_chosen].astype(str).value_counts(), fill_value=0)
+        start += len(frame)
+    test = pd.concat(parts, ignore_index=True)
+    is_kept = test.notna().all(axis=1).to_numpy()
+    if task == "classification":  # no class that has less than two rows elsewhere
+        is_kept = is_kept & (test[table.target].astype(str).map(counts).fillna(0) >= 2).to_numpy()
+    return chosen[is_kept], test[is_kept]
 
 
 def _held_out(y: np.ndarray, task: Task, seed: int) -> np.ndarray:
@@ -203,8 +246,7 @@ def held_out_scores(estimator: Any, x: pd.DataFrame, y: np.ndarray) -> dict[str,
     return {"rmse": rmse, "sd": float(y.std()), "log density": log_density, "coverage": float(inside.mean())}
 
 
-def _score_line(scores: dict[str, float], number: int, task: Task) -> str:
-    head = f"{number} rows held out, then used as well: "
+def _score_line(scores: dict[str, float], head: str, task: Task) -> str:
     if task == "classification":
         return f"{head}{scores['error']:.1%} wrong, mean negative log likelihood {scores['nll']:.3g}."
     return (

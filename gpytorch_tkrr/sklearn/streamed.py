@@ -29,6 +29,7 @@ def fit_file(
     memory: int = 2 << 30,
     checkpoint: str | Path | None = None,
     processes: Processes = ONE_PROCESS,
+    without: np.ndarray | None = None,
 ) -> None:
     r"""
     Fit an estimator to a file. One pass finds out what the columns are and the levels of categories; every process
@@ -39,6 +40,7 @@ def fit_file(
     :param memory: Bytes that may be used to keep what was read.
     :param checkpoint: A file to go on from if the fit is stopped.
     :param processes: The processes that fit together.
+    :param without: Numbers of rows that the fit does not see, ascending.
 
     Example:
         >>> import tempfile
@@ -59,18 +61,19 @@ def fit_file(
     estimator.n_features_in_ = len(table.inputs)
     estimator.feature_names_in_ = np.array(table.inputs, dtype=object)
     options: dict[str, Any] = {"group": processes, "memory": memory}
-    seed, allowed = as_seed(estimator.random_state), estimator.allows_missing
+    seed = as_seed(estimator.random_state)
+    encoded = partial(EncodedSource, table, columns, allow_missing=estimator.allows_missing, without=without)
     if isinstance(estimator, TKRRClassifier):
         estimator.classes_ = np.array(target.levels)
         for number, (model, is_positive) in enumerate(estimator.empty_models(len(target.levels))):
-            source = EncodedSource(table, columns, partial(_is_class, target, is_positive), allow_missing=allowed)
+            source = encoded(partial(_is_class, target, is_positive))
             part = None if checkpoint is None else Path(f"{checkpoint}.{number}" if number else checkpoint)
             data = _training(model, source, processes, memory)
             estimator.fit_model(model, seed + number, data=data, checkpoint=part, **options)
             model.cpu()
         return
     assert isinstance(estimator, TKRRRegressor)
-    source = EncodedSource(table, columns, lambda values: target.encode(values)[:, 0], allow_missing=allowed)
+    source = encoded(lambda values: target.encode(values)[:, 0])
     estimator.learn_target(source.sample, seed)
     source.target = lambda values: estimator.transformed(target.encode(values)[:, 0]).numpy()
     model = estimator.new_model()

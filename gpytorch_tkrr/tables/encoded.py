@@ -24,6 +24,7 @@ class EncodedSource(RowSource):
     :param columns: What its inputs are.
     :param target: Targets `(n,)` as numbers, from the column of the file.
     :param allow_missing: Whether inputs may be missing.
+    :param without: Numbers of rows that are left out, ascending.
 
     Example:
         >>> import pathlib, tempfile
@@ -47,22 +48,32 @@ class EncodedSource(RowSource):
         target: Callable[..., np.ndarray],
         *,
         allow_missing: bool = False,
+        without: np.ndarray | None = None,
     ):
         self.table, self.columns, self.target, self.allow_missing = table, columns, target, allow_missing
+        self.without = np.zeros(0, dtype=np.int64) if without is None else without
 
     @property
     def num_rows(self) -> int:
-        return self.table.num_rows
+        return self.table.num_rows - len(self.without)
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[Tensor, ...]]:
         names = [*self.table.inputs, self.table.target]
+        start, stop = self._in_file(start), self._in_file(stop)
         for frame in self.table.frames(start, stop, names):
             x = self.columns.matrix(frame)
             y = np.asarray(self.target(frame[self.table.target]), dtype=np.float64)
             require_finite(x, self.columns.names, allow_missing=self.allow_missing, what="The file", first_row=start)
             require_finite(y[:, None], [self.table.target], what="The file", first_row=start)
+            is_kept = ~np.isin(np.arange(start, start + len(y)), self.without, assume_unique=True)
             start += len(y)
-            yield torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.array(y))
+            if is_kept.any():
+                yield torch.from_numpy(np.ascontiguousarray(x[is_kept])), torch.from_numpy(np.array(y[is_kept]))
+
+    def _in_file(self, row: int) -> int:
+        """The row of the file before which as many rows are kept."""
+        kept_before = self.without - np.arange(len(self.without))  # of each row that is left out
+        return row + int(np.searchsorted(kept_before, row, side="left"))
 
     def sample(self) -> tuple[Tensor, Tensor]:
         """Rows from all over the file, at most :data:`SAMPLE_ROWS`."""

@@ -286,6 +286,15 @@ def test_streamed_categories_and_classes(frame, table, tmp_path, capsys):
     assert one.classes_.tolist() == ["Hütte", "castle", "house"]
 
 
+@pytest.mark.parametrize(("target", "said"), [("price", "RMSE"), ("kind", "wrong")])
+def test_rows_of_a_stream_are_held_out(frame, table, tmp_path, capsys, target, said):
+    model = tmp_path / "model.pt"
+    assert run("fit", "--data", table, "--target", target, *SMALL, "--stream", "--output", model) == 0
+    number = len(frame) // 10
+    assert f"{number} rows that the fit has not seen: " in (out := capsys.readouterr().out) and said in out
+    assert tkrr.load(model).facts_["rows"] == len(frame)
+
+
 def test_transformed_targets(frame, table, tmp_path, capsys):
     frame.assign(price=np.exp(frame["price"] / 200)).to_csv(table, index=False)
     fit = ["fit", "--data", table, "--target", "price", *SMALL, "--method", "als", "--output", tmp_path / "model.pt"]

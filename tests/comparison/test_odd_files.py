@@ -82,7 +82,7 @@ CASES = {
     "streamed.txt.gz": (
         lambda path: path.write_bytes(gzip.compress(CSV.encode())),
         ["--stream"],
-        "ok there is no score",
+        "ok too few rows to hold 10 out for a score",
     ),
     "codes.csv": (csv(), ["--categorical", "age"], "ok 7 categories: 0, 1, 2, 3, 4"),
     "constant_input.csv": (csv(changed("age", 1)), [], "ok 3 inputs"),
