@@ -67,13 +67,10 @@ NOISE = 3.0
 
 #: Where more functions than this many times the rows are needed, the kernel is evaluated as it is: by then that takes
 #: less time. It returns to functions when fewer than half as many are needed. Up to `FEW_ROWS`, where a step of either
-#: takes some milliseconds, half as many functions as rows are reason enough; beyond `SOME_ROWS`, where functions save
-#: the most, only a bound that is out of their reach.
-EXACT = 2.0
+#: takes some milliseconds, half as many functions as rows are reason enough.
+EXACT = 1.5
 EXACT_OF_FEW = 0.5
 FEW_ROWS = 500
-SOME_ROWS = 800
-OUT_OF_REACH = 2 * MAX_CHOSEN_FUNCTIONS
 
 #: The largest relative error that a basis is chosen for where the wanted one takes too many functions.
 LARGEST_TOLERANCE = 0.5
@@ -277,7 +274,7 @@ class Tolerance:
         try:
             domain, num_basis, num_needed = self.choose(kernel, self.tol * scale)
         except UnsupportedKernelError:  # no box is large enough at these hyperparameters: what is missing is counted
-            self.choice = replace(looked_at, num_needed=2 * OUT_OF_REACH, is_settled=True)
+            self.choice = replace(looked_at, num_needed=4 * MAX_CHOSEN_FUNCTIONS, is_settled=True)
             return None
         self.choice = replace(looked_at, num_needed=num_needed)
         if not too_large and basis_size(kernel, domain, num_basis) > SHRINKAGE * expansion.num_functions:
@@ -317,9 +314,7 @@ class Tolerance:
         num_rows = self.facts.num_rows
         if num_rows is None or num_rows > MAX_EXACT_ROWS:
             return False
-        limit: float = OUT_OF_REACH
-        if num_rows <= SOME_ROWS:
-            limit = (EXACT_OF_FEW if num_rows <= FEW_ROWS else EXACT) * num_rows
+        limit = (EXACT_OF_FEW if num_rows <= FEW_ROWS else EXACT) * num_rows
         return self.num_needed > (0.5 if self._is_exact else 1.0) * limit
 
     def choose(self, kernel: Kernel, allowed: float = math.inf) -> tuple[Domain, list[int], int]:

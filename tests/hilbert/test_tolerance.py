@@ -123,7 +123,7 @@ def test_asked_twice_it_answers_the_same():
 
 
 def test_how_many_rows_there_are_is_asked_each_time():
-    x, y = make_data(900, 2)
+    x, y = make_data(2_100, 2)
     model = swapped(x[:60], y[:60], 0.3)
     model.eval()(x[:3])
     assert model.covar_module.is_exact
