@@ -194,11 +194,16 @@ def as_targets(values: pd.Series, task: Task) -> np.ndarray:
     return np.array(values, dtype=np.float64) if task == "regression" else values.astype(str).to_numpy(dtype=str)
 
 
+def _num_held_out(num_rows: int) -> int:
+    number = min(int(HELD_OUT * num_rows), MAX_HELD_OUT)
+    return number if number >= MIN_HELD_OUT else 0
+
+
 def _held_out_of_file(table: TableSource, task: Task, seed: int) -> tuple[np.ndarray, pd.DataFrame]:
     """Numbers of rows that are held out, ascending, and these rows, in one pass; none that lacks a value."""
-    number = min(int(HELD_OUT * table.num_rows), MAX_HELD_OUT)
+    number = _num_held_out(table.num_rows)
     names = [*table.inputs, table.target]
-    if number < MIN_HELD_OUT:
+    if not number:
         return np.zeros(0, dtype=np.int64), pd.DataFrame(columns=names)
     chosen = np.sort(np.random.default_rng(seed).choice(table.num_rows, number, replace=False))
     parts, counts, start = [], pd.Series(dtype=np.int64), 0
@@ -217,9 +222,9 @@ def _held_out_of_file(table: TableSource, task: Task, seed: int) -> tuple[np.nda
 
 def _held_out(y: np.ndarray, task: Task, seed: int) -> np.ndarray:
     """Which rows are held out, `(N,)`; of classes none that has less than two rows elsewhere."""
-    number = min(int(HELD_OUT * len(y)), MAX_HELD_OUT)
+    number = _num_held_out(len(y))
     chosen = np.zeros(len(y), dtype=bool)
-    if number < MIN_HELD_OUT:
+    if not number:
         return chosen
     chosen[np.random.default_rng(seed).permutation(len(y))[:number]] = True
     if task == "classification":

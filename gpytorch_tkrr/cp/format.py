@@ -330,6 +330,19 @@ class WeightFormat(ABC):
         assert left is not None
         return left.sum(0)
 
+    def multiplied(self, projections: Sequence[Tensor]) -> Tensor:
+        """
+        The values of functions whose projections are known.
+
+        :param projections: Of all modes, D tensors `(K_d, ...)`, in the order of the columns; may be overwritten.
+        :return: `(...)`.
+        """
+        left: Tensor | None = None
+        for d in self.chain(len(projections)):
+            left = self.advance(left, projections[d])
+        assert left is not None
+        return left.sum(0)
+
     def products_but_one(self, projections: Sequence[Tensor]) -> list[Tensor]:
         """
         p of every mode, by products from both sides: no division, O(D).

@@ -47,19 +47,14 @@ def spread_of_missing(posterior: Posterior, x: Tensor) -> Tensor | None:
         else None
         for basis, rows in zip(posterior.bases, rows_of_factors, strict=True)
     ]  # D tensors (K_d, K_d, S, 1)
-    largest = max(len(rows) for rows in rows_of_factors)
-    for piece in incomplete.nonzero().squeeze(-1).split(max(MAX_ENTRIES // (4 * num_draws * largest**2), 1)):
-        second: Tensor | None = None
-        products = []
+    size = num_draws * sum(len(rows) ** 2 for rows in rows_of_factors)  # of a row: products of all modes
+    for piece in incomplete.nonzero().squeeze(-1).split(max(MAX_ENTRIES // size, 1)):
+        projections, products = [], []
         for d, (basis, rows) in enumerate(zip(posterior.bases, rows_of_factors, strict=True)):
             values = basis.combine(x[piece, d], rows.flatten(0, 1)).mT.unflatten(0, rows.shape[:2])  # (K, S, n)
-            product = values.unsqueeze(0) * values.unsqueeze(1)
-            covariance = covariances[d]
+            product, covariance = values.unsqueeze(0) * values.unsqueeze(1), covariances[d]
+            projections.append(values)
             products.append(product if covariance is None else product + missing[piece, d].double() * covariance)
-        squares = form.pairs(products)
-        mean = form.functions(posterior.bases, posterior.factors, x[piece])
-        for d in form.chain(len(squares)):
-            second = form.advance(second, squares[d])
-        assert second is not None
-        total[:, piece] = (second.sum(0) - mean.square()).clamp(min=0)
+        mean, square = (form.multiplied(each) for each in (projections, form.pairs(products)))
+        total[:, piece] = (square - mean.square()).clamp(min=0)
     return total
