@@ -58,11 +58,7 @@ def compare_with_exact(problem: Problem, tol: float, repeat: int) -> dict[str, f
                 best[name] = min(best[name], train(model.double(), problem.optimizer, problem.steps))
         kernel = models["swapped"].covar_module
     return {
-        "problem": f"{problem.name}, N = {problem.num_rows}",
-        "steps": problem.steps,
-        "bases": kernel.num_revisions + 1,
-        "functions": kernel.expansion().num_functions,
-        "seconds": best["swapped"],
+        **_facts(problem, kernel, best["swapped"]),
         "exact_seconds": best["exact"],
         "speedup": best["exact"] / best["swapped"],
     }
@@ -86,13 +82,20 @@ def compare_with_fixed(problem: Problem, tol: float, repeat: int) -> dict[str, f
         fixed = tkrr.HilbertKernel(problem.kernel().double(), *basis, index_set=kernel.index_set)
         best["fixed"] = min(best["fixed"], train(Model(x, y, fixed).double(), problem.optimizer, problem.steps))
     return {
+        **_facts(problem, kernel, best["swapped"]),
+        "fixed_seconds": best["fixed"],
+        "ratio_to_fixed": best["swapped"] / best["fixed"],
+    }
+
+
+def _facts(problem: Problem, kernel: tkrr.HilbertKernel, seconds: float) -> dict[str, float | int | str]:
+    """What a row says of the swapped GP after its training."""
+    return {
         "problem": f"{problem.name}, N = {problem.num_rows}",
         "steps": problem.steps,
         "bases": kernel.num_revisions + 1,
         "functions": kernel.expansion().num_functions,
-        "seconds": best["swapped"],
-        "fixed_seconds": best["fixed"],
-        "ratio_to_fixed": best["swapped"] / best["fixed"],
+        "seconds": seconds,
     }
 
 
