@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--integrate-missing",
         action="store_true",
-        help="inputs may be missing, also in predictions: they are integrated over their column",
+        help="inputs may be missing, also in predictions: f is averaged over the values of their column",
     )
     command.add_argument("--rank", type=int, help="R, the number of components")
     command.add_argument("--num-basis", type=int, help="M, the number of sines per input")
@@ -113,17 +113,15 @@ def _parser() -> argparse.ArgumentParser:
         choices=["log", "yeo-johnson"],
         help="model transformed targets; predictions are transformed back",
     )
-    for name, text in (("draws", "draws of each chain"), ("warmup", "sweeps before them"), ("chains", "chains")):
-        command.add_argument(f"--num-{name}", type=int, help=f"{text} of Gibbs sampling (default: by the rows)")
+    for name, text in (("draws", "draws of each chain"), ("warmup", "warm-up sweeps"), ("chains", "chains")):
+        command.add_argument(f"--num-{name}", type=int, help=f"{text} of Gibbs sampling (default: chosen for the data)")
     command.add_argument("--output", type=Path, default=Path("model.pt"), help="the model's file (default: model.pt)")
     command.add_argument("--quiet", action="store_true", help="no progress bar")
     command.add_argument(
         "--stream", action="store_true", help="read the file in batches, again and again; also under torchrun"
     )
-    command.add_argument("--checkpoint", type=Path, help="file to go on from if the fit is stopped (implies --stream)")
-    command.add_argument(
-        "--memory", type=float, default=2.0, help="GB that a streamed fit may use to keep what it read"
-    )
+    command.add_argument("--checkpoint", type=Path, help="file to resume from if the fit is stopped (implies --stream)")
+    command.add_argument("--memory", type=float, default=2.0, help="GB that a streamed fit may use to keep rows")
     command.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for another process (torchrun)")
     command.set_defaults(run=_fit)
 
@@ -143,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         default=Path("predictions.csv"),
         help="a .csv, .tsv, .xlsx or .parquet file (default: predictions.csv)",
     )
-    command.add_argument("--force", action="store_true", help="overwrite")
+    command.add_argument("--force", action="store_true", help="overwrite an existing file")
     command.set_defaults(run=_predict)
     return parser
 
@@ -153,15 +151,15 @@ def _names(text: str) -> list[str]:
 
 
 def _add_dialect(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--sep", help="what separates columns (default: a comma, in .tsv files a tab)")
-    command.add_argument("--encoding", help="of the characters in a text file (default: UTF-8)")
-    command.add_argument("--decimal", default=".", help="what separates the digits of a number (default: a point)")
+    command.add_argument("--sep", help="character between columns (default: a comma, in .tsv files a tab)")
+    command.add_argument("--encoding", help="encoding of a text file (default: UTF-8)")
+    command.add_argument("--decimal", default=".", help="decimal mark of numbers (default: a point)")
     command.add_argument(
         "--missing-value",
         action="append",
         default=[],
         metavar="TEXT",
-        help="what stands for a missing value, such as ?",
+        help="text that marks a missing value, such as ?",
     )
 
 
@@ -170,9 +168,8 @@ def _add_noise(command: argparse.ArgumentParser, what: str) -> None:
         "--noise",
         choices=["gaussian", "student", "by-inputs", "skewed", "auto"],
         default="auto",
-        help=f"{what}: Gaussian, with heavy tails, with a variance that depends on the inputs and heavy tails, "
-        "the same with skewed tails, or what "
-        "training rows that are held out decide (default)",
+        help=f"{what}: Gaussian, with heavy tails, with heavy tails and a variance that depends on the inputs, "
+        "the same with skewed tails, or chosen with held-out training rows (default)",
     )
 
 
@@ -180,17 +177,17 @@ def _add_table(command: argparse.ArgumentParser, *, required: bool) -> None:
     command.add_argument("--data", type=Path, required=required, help=FORMATS)
     command.add_argument("--target", required=required, help="column to predict")
     command.add_argument("--inputs", nargs="+", metavar="COLUMN", help="input columns (default: all others)")
-    command.add_argument("--exclude", nargs="+", default=[], metavar="COLUMN", help="columns that are no inputs")
+    command.add_argument("--exclude", nargs="+", default=[], metavar="COLUMN", help="columns not to use as inputs")
     command.add_argument(
         "--categorical", nargs="+", default=[], metavar="COLUMN", help="columns of numbers that are categories"
     )
     command.add_argument(
-        "--task", choices=["regression", "classification"], help="default: classification if the target is no number"
+        "--task", choices=["regression", "classification"], help="default: classification if the target is not a number"
     )
     _add_dialect(command)
     command.add_argument("--drop-missing", action="store_true", help="drop rows with missing values")
-    command.add_argument("--seed", type=int, default=0, help="of all that is random (default: 0)")
-    command.add_argument("--force", action="store_true", help="overwrite")
+    command.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default: 0)")
+    command.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 def _compare(args: argparse.Namespace) -> int:
