@@ -31,11 +31,12 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator, LowRankRootLinearOperator
 from torch import Tensor, nn
 
+from ..chains.problem import MAX_NUM_BASIS, TAIL
 from ..errors import ConvergenceWarning, InputError
 from ..features.box import choose_box
 from ..features.separable import num_basis_needed
 from ..inference.als import fit_als
-from ..inference.gibbs import MAX_NUM_BASIS, TAIL, fit_gibbs
+from ..inference.gibbs import fit_gibbs
 from ..model.rollback import rollback_on_error
 from ..model.tkrr import TKRR
 from .box import join_range

@@ -10,9 +10,9 @@ from support.models import gaussian
 from torch import Tensor
 
 import gpytorch_tkrr as tkrr
+from gpytorch_tkrr.chains import component_chain
 from gpytorch_tkrr.cp.design import Design
 from gpytorch_tkrr.cp.start import MIN_RIDGE, Effects, Mode, Screening, near_constant
-from gpytorch_tkrr.inference import gibbs
 
 
 def _setup(x: Tensor, y: Tensor, *, weight: Tensor | None = None, memory: int = 2 << 30, **kwargs):
@@ -163,7 +163,7 @@ def test_targets_that_no_input_explains_are_announced_after_another_start(monkey
         starts.append(args[2])
         return near_constant(*args)
 
-    monkeypatch.setattr(gibbs, "near_constant", recorded)
+    monkeypatch.setattr(component_chain, "near_constant", recorded)
     model = tkrr.TKRR(x, y, GaussianLikelihood().double(), rank=3, num_basis=6, warp=False)
     with pytest.warns(tkrr.ConvergenceWarning, match="All components have died"):
         result = tkrr.fit_gibbs(model, num_warmup=20, num_draws=10, seed=0)

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import gpytorch_tkrr as tkrr
+from gpytorch_tkrr.chains.chain import Chain
 from gpytorch_tkrr.data.checkpoint import MAGIC, Checkpoint, difference
-from gpytorch_tkrr.inference import gibbs
 
 
 def make_data():
@@ -86,7 +86,7 @@ class Killed(Exception):
 def test_gibbs_goes_on_bit_for_bit(tmp_path, monkeypatch, classes):
     """Stopped in the warm-up of the first chain, at its end and in the second; functions adapt in the warm-up."""
     x, y = make_data()
-    sweep, count = gibbs.GibbsFit.sweep, 0
+    sweep, count = Chain.sweep, 0
 
     def counted(*args):
         nonlocal count
@@ -108,7 +108,7 @@ def test_gibbs_goes_on_bit_for_bit(tmp_path, monkeypatch, classes):
 
     stops = ()
     expected = fit()
-    monkeypatch.setattr(gibbs.GibbsFit, "sweep", counted)
+    monkeypatch.setattr(Chain, "sweep", counted)
     stops = (4, 13, 18)  # calls that are interrupted count
     for _ in stops:
         with pytest.raises(Killed):

@@ -18,11 +18,12 @@ from models import gaussian
 from processes import results_of, run_processes, start_processes
 
 import gpytorch_tkrr as tkrr
+from gpytorch_tkrr.chains.problem import GibbsProblem
 from gpytorch_tkrr.cp.design import Design
 from gpytorch_tkrr.data.parallel import ONE_PROCESS, ProcessGroup, as_processes
 from gpytorch_tkrr.data.source import Shard, TensorSource
 from gpytorch_tkrr.data.training import TrainingData
-from gpytorch_tkrr.inference import gibbs
+from gpytorch_tkrr.inference.gibbs import make_chain
 
 N = 200
 CUTS = [0, 57, 57, 200]  # the second of three processes has no rows
@@ -93,25 +94,25 @@ def fit_everything(group=None):
         source = TensorSource(data.parts[0], targets, batch_rows=N if group is None else 11)
         training = model.training_data(source, processes)
         model.prepare(training)
-        fit = gibbs.GibbsFit(model, training, None, 1 << 30, entropy=0)
-        fit.choose_plan(num_warmup=1, num_draws=4, num_chains=1)
-        run = fit.start_chain(0)
-        fit.sweep(run)
+        problem = GibbsProblem(model, training, None, 1 << 30, entropy=0)
+        problem.choose_plan(num_warmup=1, num_draws=4, num_chains=1)
+        chain = make_chain(problem, 0)
+        chain.begin()
+        chain.sweep()
+        state = chain.current
         results[name] = [
-            *run.state.factors,
-            *run.state.parameters.values(),
-            run.state.precisions,
-            fit.hyperparameters.values(),
-        ]
+            *state.factors, *state.parameters.values(), state.precisions, problem.hyperparameters.values(),
+        ]  # fmt: skip
     model = make_model(rank=None)
     training = model.training_data(data, processes)
     model.prepare(training)
-    fit = gibbs.GibbsFit(model, training, None, 1 << 30, entropy=0)
-    fit.choose_plan(num_warmup=None, num_draws=None, num_chains=2)
-    run = fit.start_chain(0)  # in the limit of many components
+    problem = GibbsProblem(model, training, None, 1 << 30, entropy=0)
+    problem.choose_plan(num_warmup=None, num_draws=None, num_chains=2)
+    chain = make_chain(problem, 0)  # in the limit of many components
+    chain.begin()
     for _ in range(3):
-        fit.sweep(run)
-    results["limit"], results["scores"] = run.coordinates, run.scores[0]
+        chain.sweep()
+    results["limit"], results["scores"] = chain.coordinates, chain.scores[0]
     before = processes.volume
     tkrr.fit_als(make_model(), data=data, max_sweeps=1, seed=0, group=processes)
     results["volume"] = processes.volume - before

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.inference import gibbs
+from gpytorch_tkrr.chains.chain import Chain
 from gpytorch_tkrr.inference.scoring import HyperparameterStep
 from gpytorch_tkrr.model.rollback import rollback_on_error
 
@@ -84,7 +84,7 @@ def test_values_attributes_and_modules_come_back():
 def test_a_sampler_that_stops_leaves_a_fitted_model_as_it_was(method, sweep, error, monkeypatch):
     """Kernel, likelihood, mean and numbers of functions have all moved by then."""
     model = fitted(method)
-    record, original, count = Record(model), gibbs.GibbsFit.sweep, 0
+    record, original, count = Record(model), Chain.sweep, 0
 
     def stopped(self, *args):
         nonlocal count
@@ -93,7 +93,7 @@ def test_a_sampler_that_stops_leaves_a_fitted_model_as_it_was(method, sweep, err
         if count == sweep:
             raise error
 
-    monkeypatch.setattr(gibbs.GibbsFit, "sweep", stopped)
+    monkeypatch.setattr(Chain, "sweep", stopped)
     with pytest.raises(error):
         tkrr.fit_gibbs(model, data=make_data(90), num_warmup=8, num_draws=4, seed=1)
     record.assert_same()
@@ -150,7 +150,7 @@ def test_several_classes_are_fitted_all_or_none(monkeypatch):
     x, _ = make_data()
     model = tkrr.OneVsRest(x, (3 * x[:, 0]).long(), rank=2, num_basis=4)
     model.fit(num_draws=4, num_warmup=2, seed=0)
-    records, original, count = [Record(each) for each in model.models], gibbs.GibbsFit.sweep, 0
+    records, original, count = [Record(each) for each in model.models], Chain.sweep, 0
 
     def stopped(self, *args):
         nonlocal count
@@ -159,7 +159,7 @@ def test_several_classes_are_fitted_all_or_none(monkeypatch):
             raise KeyboardInterrupt
         original(self, *args)
 
-    monkeypatch.setattr(gibbs.GibbsFit, "sweep", stopped)
+    monkeypatch.setattr(Chain, "sweep", stopped)
     with pytest.raises(KeyboardInterrupt):
         model.fit(num_draws=4, num_warmup=2, seed=1)
     for record in records:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import gpytorch_tkrr as tkrr
+from gpytorch_tkrr.chains import pool
+from gpytorch_tkrr.chains.chain import Chain
 from gpytorch_tkrr.data.source import TensorSource
 from gpytorch_tkrr.inference import gibbs
 from gpytorch_tkrr.sampling import workers
@@ -107,13 +109,13 @@ def test_warm_up_on_few_rows_goes_on_with_all(monkeypatch):
     monkeypatch.setattr("gpytorch_tkrr.sampling.plan.FEW_ROWS", 50)
     monkeypatch.setattr("gpytorch_tkrr.sampling.plan.GROWTH", 3)
     counts = []
-    sweep = gibbs.GibbsFit.sweep
+    sweep = Chain.sweep
 
-    def recorded(self, run):
-        sweep(self, run)
-        counts.append(run.sampler.design.data.summary.num_rows)
+    def recorded(self):
+        sweep(self)
+        counts.append(self.sampler.design.data.summary.num_rows)
 
-    monkeypatch.setattr(gibbs.GibbsFit, "sweep", recorded)
+    monkeypatch.setattr(Chain, "sweep", recorded)
     model = make_model(400, rank=4)
     tkrr.fit_gibbs(model, seed=0, num_warmup=20, num_draws=4)
     assert counts == sorted(counts) and len(set(counts)) == 3
@@ -124,27 +126,27 @@ def test_warm_up_on_few_rows_goes_on_with_all(monkeypatch):
 
 def test_few_rows_are_the_same_for_all_batches_and_a_resumed_fit_is_the_same(monkeypatch, tmp_path):
     monkeypatch.setattr("gpytorch_tkrr.sampling.plan.FEW_ROWS", 50)
-    sweep, factors = gibbs.GibbsFit.sweep, []
+    sweep, factors = Chain.sweep, []
     for stop, batch_rows in ((None, 1000), (None, 17), (5, 1000), (11, 1000)):
         model = make_model(200, rank=3)
         data = TensorSource(*model.train_inputs, model.train_targets, batch_rows=batch_rows)
         path = tkrr.Checkpoint(tmp_path / f"{stop} {batch_rows}.pt", seconds=0)
         count = 0
 
-        def stopped(self, run, stop=stop):
+        def stopped(self, stop=stop):
             nonlocal count
             count += 1
             if stop is not None and count == stop:
                 raise KeyboardInterrupt
-            sweep(self, run)
+            sweep(self)
 
-        monkeypatch.setattr(gibbs.GibbsFit, "sweep", stopped)
+        monkeypatch.setattr(Chain, "sweep", stopped)
         fit = {"data": data, "num_warmup": 10, "num_draws": 4, "seed": 0, "checkpoint": path}
         if stop is not None:
             with pytest.raises(KeyboardInterrupt):
                 tkrr.fit_gibbs(model, **fit)
             stop = None
-        monkeypatch.setattr(gibbs.GibbsFit, "sweep", sweep)
+        monkeypatch.setattr(Chain, "sweep", sweep)
         tkrr.fit_gibbs(model, **fit)
         factors.append(model.posterior.factors)
     for other, is_exact in zip(factors[1:], (False, True, True), strict=True):
@@ -180,7 +182,7 @@ def test_whoever_uses_draws_honours_the_weights(monkeypatch):
         seen.append(log_densities)
         return torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
 
-    monkeypatch.setattr(gibbs, "stacking_weights", weights)
+    monkeypatch.setattr(pool, "stacking_weights", weights)
     monkeypatch.setattr("gpytorch_tkrr.sampling.plan.CHAINS", {1000: (3, 100)})
     monkeypatch.setattr("gpytorch_tkrr.sampling.plan.FIRST_STAGE", 12)
     model = make_model(200, rank=4)

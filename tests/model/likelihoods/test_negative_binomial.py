@@ -17,7 +17,7 @@ from gpytorch.priors import LogNormalPrior
 from processes import run_processes
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.inference import gibbs
+from gpytorch_tkrr.chains.chain import Chain
 from gpytorch_tkrr.model.likelihoods.base import observe
 from gpytorch_tkrr.sampling.priors import SoftRankPrior
 
@@ -263,7 +263,7 @@ def test_draws_do_not_depend_on_processes(tmp_path):
 def test_a_fit_goes_on_from_a_checkpoint_and_a_model_from_its_state(tmp_path, monkeypatch):
     x, y, exposure, _ = counts(100)
     whole = fit((x, y, exposure)).posterior
-    sweep, count = gibbs.GibbsFit.sweep, 0
+    sweep, count = Chain.sweep, 0
 
     def stopped(*args):
         nonlocal count
@@ -272,7 +272,7 @@ def test_a_fit_goes_on_from_a_checkpoint_and_a_model_from_its_state(tmp_path, mo
             raise KeyboardInterrupt
         sweep(*args)
 
-    monkeypatch.setattr(gibbs.GibbsFit, "sweep", stopped)
+    monkeypatch.setattr(Chain, "sweep", stopped)
     with pytest.raises(KeyboardInterrupt):
         fit((x, y, exposure), checkpoint=tkrr.Checkpoint(tmp_path / "run.pt", seconds=0))
     result = fit((x, y, exposure), checkpoint=tkrr.Checkpoint(tmp_path / "run.pt", seconds=0))

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 import gpytorch_tkrr as tkrr
+from gpytorch_tkrr.chains import limit_chain, pool
+from gpytorch_tkrr.chains.chain import Chain
+from gpytorch_tkrr.chains.problem import GibbsProblem
 from gpytorch_tkrr.cp.design import DenseRows
 from gpytorch_tkrr.data.source import TensorSource
-from gpytorch_tkrr.inference import gibbs, process_chains
+from gpytorch_tkrr.inference import gibbs
 from gpytorch_tkrr.sampling import plan
 from gpytorch_tkrr.sampling.process import ProcessChain
 
@@ -28,14 +31,13 @@ def make_model(num_rows=40, *, seed=0, **options):
 def make_posterior(model, data=None):
     training = model.training_data(data)
     model.prepare(training)
-    fit = gibbs.GibbsFit(model, training, None, 1 << 30, 0)
-    fit.choose_plan(None, None, None)
-    assert fit.processes is not None and fit.plan.num_processes == 3
-    chains = fit.processes
-    run = chains.start(0, np.random.default_rng(0), None, warm=True)
-    chains.hyperparameters.set(chains.slots, run.coordinates)
-    run.sweep = run.ends[0]
-    return chains._posterior_of(run)
+    problem = GibbsProblem(model, training, None, 1 << 30, 0)
+    assert problem.choose_plan(None, None, None).num_processes == 3
+    chain = limit_chain.LimitChain(problem, 0)
+    chain.begin()
+    chain.joint.set(chain.slots, chain.coordinates)
+    chain.sweeps = chain.ends[0]
+    return chain._posterior()
 
 
 def dense_kernel(posterior, x1, x2):
@@ -114,9 +116,9 @@ def short(monkeypatch):
     monkeypatch.setattr(plan, "FIRST_STAGE", 12)
     monkeypatch.setattr(plan, "FEW_DRAWS", 6)
     monkeypatch.setattr(plan, "MANY_DRAWS", 6)
-    monkeypatch.setattr(process_chains, "FIRST_STEPS", 20)
-    monkeypatch.setattr(gibbs, "IDLE_WEIGHT", 0.0)
-    monkeypatch.setattr(gibbs, "stacking_weights", lambda scores: torch.tensor([0.5, 0.5], dtype=torch.float64))
+    monkeypatch.setattr(limit_chain, "FIRST_STEPS", 20)
+    monkeypatch.setattr(pool, "IDLE_WEIGHT", 0.0)
+    monkeypatch.setattr(pool, "stacking_weights", lambda scores: torch.tensor([0.5, 0.5], dtype=torch.float64))
 
 
 def fit(model, **options):
@@ -149,7 +151,7 @@ def test_a_fit_has_both_kinds_of_chains_goes_on_and_is_saved(short):
 
 def test_processes_batches_and_interruptions_change_nothing(short, monkeypatch, tmp_path):
     fits = []
-    sweep = gibbs.GibbsFit.sweep
+    sweep = Chain.sweep
     for num_workers, batch_rows, stop in ((1, 1000, None), (2, 1000, None), (1, 17, None), (1, 1000, 5), (1, 1000, 12)):
         monkeypatch.setattr(gibbs, "num_parallel", lambda num=num_workers: num)
         model = make_model(60)
@@ -159,17 +161,17 @@ def test_processes_batches_and_interruptions_change_nothing(short, monkeypatch, 
             options["checkpoint"] = tkrr.Checkpoint(tmp_path / f"{stop}.pt", seconds=0)
             count = 0
 
-            def stopped(self, run, stop=stop):
+            def stopped(self, stop=stop):
                 nonlocal count
                 count += 1
                 if count == stop:
                     raise KeyboardInterrupt
-                sweep(self, run)
+                sweep(self)
 
-            monkeypatch.setattr(gibbs.GibbsFit, "sweep", stopped)
+            monkeypatch.setattr(Chain, "sweep", stopped)
             with pytest.raises(KeyboardInterrupt):
                 fit(model, **options)
-            monkeypatch.setattr(gibbs.GibbsFit, "sweep", sweep)
+            monkeypatch.setattr(Chain, "sweep", sweep)
         fit(model, **options)
         fits.append(model.predict(torch.full((1, 3), 0.4, dtype=torch.float64)).mean)
     assert torch.equal(fits[0], fits[1]) and torch.equal(fits[0], fits[3]) and torch.equal(fits[0], fits[4])

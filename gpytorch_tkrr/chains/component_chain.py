@@ -1,0 +1,179 @@
+"""A chain whose state is the factors of a sum of products, visited one after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..bases.covariance import Covariance
+from ..cp.start import near_constant
+from ..sampling.plan import NUM_SCORED, has_settled
+from ..sampling.priors import GibbsState
+from .chain import Chain
+from .problem import GibbsProblem
+
+#: Components whose squared values, summed over all rows, stay below so many noise variances are dropped during warm-up:
+#: where the rank is given, and where it is found.
+DEAD, IDLE = 0.01, 1.0
+
+
+class ComponentChain(Chain):
+    """
+    A chain of :class:`~gpytorch_tkrr.sampling.sampler.GibbsSampler`.
+
+    During the warm-up it visits few rows first, drops components that do nothing, adapts the numbers of functions,
+    starts again where all components have died, and ends a stage early where the noise has stopped falling.
+
+    :param problem: What it samples.
+    :param number: Its number.
+    :param resume: Where a chain of an earlier fit stopped.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = (*Chain.kept, "log_noise", "last", "peak")
+
+    current: GibbsState
+    last: Tensor  # energy of each component after the last sweep
+    peak: Tensor  # the largest since the last look
+
+    def __init__(self, problem: GibbsProblem, number: int, resume: dict[str, Any] | None = None):
+        super().__init__(problem, number, resume)
+        self.ends = list(problem.plan.ends)
+        self.log_noise: list[float] = []  # after each sweep of the present stage
+
+    def begin(self) -> None:
+        self.current = self._first_state()
+        self.last = self.peak = torch.zeros_like(self.current.precisions)
+        self._sample_stage(0)
+
+    def _first_state(self) -> GibbsState:
+        """Where an earlier chain stopped, an earlier ALS fit, or components that the data show."""
+        problem, plan = self.problem, self.problem.plan
+        if self.earlier is not None:
+            return self._last_state(self.earlier)
+        if problem.als_factors:
+            problem.hyperparameters.set(problem.all_slots, problem.start)
+            return problem.state_of(problem.resized(problem.als_factors), plan.rank)
+        return problem.first_state(self.rng, plan.rank, self._screened)
+
+    def _last_state(self, resume: dict[str, Any]) -> GibbsState:
+        problem, draws = self.problem, self.problem.earlier
+        assert draws is not None
+        problem.hyperparameters.set(problem.all_slots, resume["coordinates"])
+        self.rng.bit_generator.state = resume["rng"]
+        last = int((draws.chains == self.number).nonzero()[-1])
+        heights = resume.get("heights", [len(resume["precisions"])] * problem.num_dims)  # earlier files: CP weights
+        factors = problem.model.weights.resized([factor[last] / problem.share for factor in draws.factors], heights)
+        parameters = problem.augmentation.scaled({name: each[last] for name, each in draws.parameters.items()})
+        state = problem.prior(problem.plan.rank).start(factors, parameters, resume["steps"].clone())
+        state.precisions = resume["precisions"].clone()
+        return state
+
+    def _screened(self, covariances: Sequence[Covariance], rank: int, generator: torch.Generator) -> list[Tensor]:
+        return self.problem.screen().start(rank, generator)
+
+    def _near_constant(self, covariances: Sequence[Covariance], rank: int, generator: torch.Generator) -> list[Tensor]:
+        return near_constant(self.problem.designs[-1], covariances, rank, generator)
+
+    def _sample_stage(self, stage: int, position: int | None = None) -> None:
+        """
+        A sampler on the rows of a stage.
+
+        :param stage: The stage.
+        :param position: The mode that was visited last; None before the first visit.
+        """
+        problem = self.problem
+        self.sampler = problem.sampler(problem.designs[stage], self.rng, problem.plan.rank, position)
+
+    def _stage(self, sweep: int) -> int:
+        """The stage of a sweep: the last one also after the warm-up."""
+        return next((i for i, end in enumerate(self.ends) if sweep < end), len(self.ends) - 1)
+
+    def _sweep(self) -> None:
+        self._end_stage_early()
+        self._look()
+        problem, state, num_warmup = self.problem, self.current, self.ends[-1]
+        adapt, progress = 0.0, 1.0
+        if not self.is_warm:
+            adapt, progress = min(0.5, 5 / (self.sweeps + 5)), self.sweeps / num_warmup
+        self.sampler.sweep(state, problem.modes(self.before + self.sweeps), adapt, progress)
+        self.last = self.sampler.energies
+        self.peak = torch.maximum(self.peak, self.last)
+        if self.is_warm:
+            self.factors.append(state.scaled_factors())
+            self.parameters.append(state.parameters)
+            self.hyperparameters.append(problem.hyperparameters.values())
+            self.energies.append(self.sampler.energies)
+        else:
+            self.log_noise.append(math.log(max(problem.augmentation.noise(state.parameters), 1e-300)))
+        if problem.held_out is not None and self.ends[0] - NUM_SCORED <= self.sweeps < self.ends[0]:
+            noise = problem.augmentation.noise(state.parameters)
+            self.scores.append(problem.held_out.log_densities(state.factors, noise))
+
+    def _end_stage_early(self) -> None:
+        """End the present stage of the warm-up where the noise has stopped falling."""
+        problem, stage = self.problem, self._stage(self.sweeps)
+        begin, end = self.ends[stage - 1] if stage else 0, self.ends[stage]
+        if self.sweeps == begin:
+            self.log_noise = []
+        is_free = not problem.plan.is_fixed and "noise" in problem.augmentation.free
+        is_free = is_free and self.sweeps >= problem.augmentation.warmup_part * self.ends[-1]
+        if is_free and begin + (end - begin) // 2 < self.sweeps < end and has_settled(self.log_noise):
+            left = NUM_SCORED if stage == 0 and problem.held_out is not None else 0
+            early = max(end - self.sweeps - left, 0)
+            self.ends = self.ends[:stage] + [later - early for later in self.ends[stage:]]
+            self.log_noise = []
+
+    def _look(self) -> None:
+        """At some sweeps of the warm-up: drop what does nothing, start again where all has died, adapt functions."""
+        model, first = self.problem.model, self.ends[0]
+        looks = (first // 4, first // 2, 3 * first // 4) if model.adapts_rank else (first // 2,)
+        if 0 < self.sweeps in (*looks, *self.ends):
+            if self.sweeps == first // 2 < first and self.problem.have_died(self.last, self.current.parameters):
+                self.current = self.problem.first_state(self.rng, self.problem.plan.rank, self._near_constant)
+            else:
+                self._drop_dead()
+            self._sample_stage(self._stage(self.sweeps))
+            self.peak = torch.zeros_like(self.current.precisions)
+        if model.adapts_num_basis and 0 < self.sweeps in (first // 4, first // 2):
+            self.problem.adapt_functions()
+            self.current.factors = self.problem.resized(self.current.factors)
+            self._sample_stage(self._stage(self.sweeps))
+
+    def _drop_dead(self) -> None:
+        """Drop components whose values at all rows together are far below the noise of one; keep at least one."""
+        num_rows = self.sampler.design.data.summary.num_rows
+        limit = IDLE if self.problem.model.adapts_rank else DEAD
+        alive = self.peak * num_rows > limit * self.problem.augmentation.noise(self.current.parameters)
+        self.sampler.prior.keep(self.current, alive, self.peak)
+
+    @property
+    def noise(self) -> float:
+        return self.problem.augmentation.noise(self.current.parameters) * self.problem.training.scale**2
+
+    def resume(self) -> dict[str, Any]:
+        state = self.current
+        return {
+            "precisions": state.precisions,
+            "heights": [len(factor) for factor in state.factors],
+            "steps": state.steps,
+            "coordinates": self.problem.hyperparameters.get(self.problem.all_slots),
+            "rng": self.rng.bit_generator.state,
+            "sweeps": self.before + self.sweeps,
+        }
+
+    def state(self) -> dict[str, Any]:
+        coordinates = self.problem.hyperparameters.get(self.problem.all_slots)
+        return {**super().state(), "state": vars(self.current), "coordinates": coordinates}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        super().load(saved)
+        self.problem.hyperparameters.set(self.problem.all_slots, saved["coordinates"].cpu())
+        self.current = GibbsState(**saved["state"])
+        self.current.steps = self.current.steps.cpu()
+        # The rows of the last sweep, and the sums over modes from where its last mode was.
+        last = self.sweeps - 1
+        self._sample_stage(self._stage(last), position=self.problem.modes(self.before + last)[-1])
