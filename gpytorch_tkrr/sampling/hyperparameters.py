@@ -66,6 +66,15 @@ class _Slot:
         """Whether it is a noise variance, going by its name."""
         return self.name.startswith("likelihood.") and self.name.split("[")[0].endswith("noise")
 
+    def coordinate(self, raw: Tensor) -> Tensor:
+        """
+        Coordinates of raw values, number by number.
+
+        :param raw: Raw values of its parameter.
+        """
+        value = raw if self.constraint is None else self.constraint.transform(raw)
+        return value.log() if self.is_log else value
+
     @cached_property
     def bounds(self) -> tuple[float, float]:
         """The coordinates that its constraint allows, a little inside of the bounds themselves."""
@@ -210,10 +219,7 @@ class Hyperparameters:
 
     @staticmethod
     def _read_one(slot: _Slot) -> float:
-        raw = slot.parameter.detach().reshape(-1)[slot.position].double()
-        if slot.constraint is not None:
-            raw = slot.constraint.transform(raw).reshape(())
-        return float(raw.log() if slot.is_log else raw)
+        return float(slot.coordinate(slot.parameter.detach().reshape(-1)[slot.position].double()))
 
     def set(self, index: Sequence[int], coordinates: Tensor) -> bool:
         """
@@ -255,23 +261,21 @@ class Hyperparameters:
 
         :param value: The number, made from the parameters of kernel and likelihood with gradients enabled.
         """
-        parameters = list(dict.fromkeys(slot.parameter for slot in self.slots))
+        by_parameter = {slot.parameter: slot for slot in self.slots}  # elements of a parameter have one constraint
+        parameters = list(by_parameter)
         found = torch.autograd.grad(value, parameters, allow_unused=True)
-        gradients = dict(zip(parameters, found, strict=True))
-        total = torch.zeros(len(self.slots), dtype=torch.float64)
-        for i, slot in enumerate(self.slots):
-            gradient = gradients[slot.parameter]
-            if gradient is None:
-                continue
-            slope = 1.0  # of the coordinate, as a function of the raw parameter
-            if slot.constraint is not None:
-                raw = slot.parameter.detach().reshape(-1)[slot.position].double().requires_grad_()
-                with torch.enable_grad():
-                    number = slot.constraint.transform(raw).reshape(())
-                    (derivative,) = torch.autograd.grad(number.log() if slot.is_log else number, raw)
-                slope = float(derivative)
-            total[i] = float(gradient.reshape(-1)[slot.position]) / slope
-        return total
+        raws = [parameter.detach().double().requires_grad_() for parameter in parameters]
+        with torch.enable_grad():
+            coordinates = [slot.coordinate(raw) for slot, raw in zip(by_parameter.values(), raws, strict=True)]
+            total = torch.stack([each.sum() for each in coordinates]).sum()
+        # Each coordinate is a function of its own raw number: the gradient of their sum holds all slopes.
+        slopes = torch.autograd.grad(total, raws)
+        gradients = {
+            parameter: torch.zeros_like(slope) if gradient is None else gradient / slope
+            for parameter, gradient, slope in zip(parameters, found, slopes, strict=True)
+        }
+        each = [gradients[slot.parameter].reshape(-1)[slot.position] for slot in self.slots]
+        return torch.stack(each).double().cpu()
 
     def log_prior_slopes(self, index: Sequence[int]) -> Tensor:
         """
