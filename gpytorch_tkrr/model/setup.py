@@ -154,5 +154,5 @@ def announce_products(separable: SeparableKernel) -> None:
             f"{path} is not a product over input dimensions; the model uses the product of its one-dimensional "
             "kernels.",
             SeparableKernelWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
