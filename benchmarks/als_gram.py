@@ -17,7 +17,7 @@ from benchmarks.harness import Report, best_of
 from gpytorch_tkrr import TKRR, Domain, FrobeniusPenalty
 from gpytorch_tkrr.cp.design import Design
 from gpytorch_tkrr.cp.sums import FactorSums
-from gpytorch_tkrr.inference.als import ALSFit
+from gpytorch_tkrr.inference.factor_updates import ALSFit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

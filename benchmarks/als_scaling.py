@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.harness import Report, best_of
 from gpytorch_tkrr import TKRR, Domain, FrobeniusPenalty
-from gpytorch_tkrr.inference.als import ALSFit
+from gpytorch_tkrr.inference.factor_updates import ALSFit
 
 BASE = {"N": 50_000, "D": 8, "M": 20, "R": 5}
 
