@@ -28,8 +28,8 @@ plt.rcParams.update({"figure.dpi": 110, "axes.spines.top": False, "axes.spines.r
 # %% [markdown]
 # ## A Gaussian process on 20 000 rows
 #
-# `HilbertKernel` replaces the kernel of an `ExactGP`; training takes seconds where the exact process would need
-# a matrix of 20 000 x 20 000. More: [a Hilbert kernel in an ExactGP](01_hilbert_kernel).
+# `HilbertKernel` replaces the kernel of an `ExactGP`. Training takes seconds; the exact process would need a matrix of
+# 20 000 x 20 000 numbers. More: [a Hilbert kernel in an ExactGP](01_hilbert_kernel).
 
 
 # %%
@@ -65,15 +65,16 @@ with torch.no_grad():
 _, axis = plt.subplots(figsize=(8, 3), layout="constrained")
 axis.plot(x[::40], y[::40], ".", color="0.7", markersize=3, label="every 40th row")
 axis.plot(grid, f.mean, "C0", label="mean")
-axis.fill_between(grid[:, 0], lower, upper, alpha=0.25, label="two standard deviations of f")
+axis.fill_between(grid[:, 0], lower, upper, alpha=0.25, label="mean ± 2 sd of f")
+axis.set(xlabel="x", ylabel="y", ylim=(-3, None))
 axis.legend(loc="lower center", ncol=3)
 plt.show()
 
 # %% [markdown]
 # ## Whole functions
 #
-# Draws from the posterior are functions that can be evaluated anywhere, as Thompson sampling needs them. In the gap
-# they disagree. More: [uncertainty](../uncertainty.md).
+# Draws from the posterior are functions that you can evaluate anywhere, for example for Thompson sampling. In the gap
+# without data they differ. More: [whole functions](../swapping.md#whole-functions).
 
 # %%
 functions = tkrr.draw_posterior_functions(model, 8)
@@ -84,9 +85,10 @@ axis.set(xlabel="x", ylabel="f(x)")
 plt.show()
 
 # %% [markdown]
-# ## Kernels that are put together
+# ## Sums of kernels
 #
-# Sums and products of kernels are expanded part by part: a trend and a season, continued beyond the data.
+# Sums and products of kernels are expanded part by part. Here a smooth trend and a season, continued beyond the data
+# (dotted line). The season goes on; the trend slowly returns to the mean, because that is what an RBF kernel expects.
 
 # %%
 x = torch.linspace(0, 8, 400).unsqueeze(-1)
@@ -100,17 +102,19 @@ grid = torch.linspace(0, 12, 500).unsqueeze(-1)
 with torch.no_grad():
     prediction = model.likelihood(model(grid))
 _, axis = plt.subplots(figsize=(8, 2.8), layout="constrained")
-axis.plot(x, y, ".", color="0.6", markersize=3)
-axis.plot(grid, prediction.mean)
-axis.fill_between(grid[:, 0], *prediction.confidence_region(), alpha=0.25)
+axis.plot(x, y, ".", color="0.6", markersize=3, label="data")
+axis.plot(grid, prediction.mean, label="mean")
+axis.fill_between(grid[:, 0], *prediction.confidence_region(), alpha=0.25, label="mean ± 2 sd of y")
 axis.axvline(8, color="0.5", linestyle=":")
+axis.set(xlabel="year", ylabel="y")
+axis.legend(loc="upper left")
 plt.show()
 
 # %% [markdown]
 # ## Many inputs
 #
-# `TKRR` takes functions of many inputs. Here ten inputs, of which three matter; the picture shows what each does on its
-# own, with its uncertainty. More: [interpretation](../interpretation.md).
+# `TKRR` is for functions of many inputs. Here are ten inputs, of which three matter. The picture shows the main effects
+# of the first four with their uncertainty; the fourth input has none. More: [interpretation](../interpretation.md).
 
 # %%
 x = torch.rand(300, 10)
@@ -122,7 +126,8 @@ _, axes = plt.subplots(1, 4, figsize=(10, 2.4), sharey=True, layout="constrained
 for d, axis in enumerate(axes):
     axis.plot(effects.grids[d], effects.mean(d))
     axis.fill_between(effects.grids[d], *effects.band(d), alpha=0.25)
-    axis.set_title(f"input {d + 1}")
+    axis.set(xlabel=f"input {d + 1}")
+axes[0].set_ylabel("main effect")
 plt.show()
 
 # %% [markdown]
@@ -141,9 +146,11 @@ with torch.no_grad():
     prediction = model.predict(grid)
     mean, lower, upper = prediction.mean, prediction.quantile(0.025), prediction.quantile(0.975)
 _, axis = plt.subplots(figsize=(8, 2.8), layout="constrained")
-axis.plot(x, y, ".", color="0.7", markersize=3)
-axis.plot(grid, mean)
-axis.fill_between(grid[:, 0], lower, upper, alpha=0.25)
+axis.plot(x, y, ".", color="0.7", markersize=3, label="data")
+axis.plot(grid, mean, label="mean")
+axis.fill_between(grid[:, 0], lower, upper, alpha=0.25, label="95 % interval of y")
+axis.set(xlabel="x", ylabel="y")
+axis.legend(loc="lower left")
 plt.show()
 
 # %% [markdown]
@@ -161,21 +168,23 @@ side = torch.linspace(-1.97, 1.97, 60)
 with torch.no_grad():
     probability = model.predict(torch.cartesian_prod(side, side)).mean.reshape(60, 60)
 _, axis = plt.subplots(figsize=(4.6, 4), layout="constrained")
-drawn = axis.contourf(side, side, probability.mT, levels=10, cmap="RdBu_r")
-axis.plot(*x[y == 1].mT, ".", color="darkred", markersize=3)
-axis.plot(*x[y == 0].mT, ".", color="navy", markersize=3)
+drawn = axis.contourf(side, side, probability.mT, levels=10, cmap="RdBu_r", vmin=-0.3, vmax=1.3)
+axis.plot(*x[y == 1].mT, "^", color="k", markersize=3, label="class 1")
+axis.plot(*x[y == 0].mT, "o", color="w", markersize=3, markeredgecolor="0.4", markeredgewidth=0.4, label="class 0")
+axis.set(xlabel="first input", ylabel="second input", aspect="equal")
+axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=2)
 plt.colorbar(drawn, label="probability of class 1")
 plt.show()
 
 # %% [markdown]
 # ## How good is the expansion?
 #
-# The largest error of the kernel matrix against the number of functions, for three kernels. More:
-# [choosing M, R and the box](../choosing.md).
+# The largest error of the kernel matrix against the number of functions, for three kernels. The smoother the kernel,
+# the fewer functions it needs. More: [choosing M, R and the box](../choosing.md).
 
 # %%
 x = torch.linspace(0, 1, 200)
-kernels = {"RBF": RBFKernel(), "Matern 5/2": MaternKernel(nu=2.5), "Matern 3/2": MaternKernel(nu=1.5)}
+kernels = {"RBF": RBFKernel(), "Matérn 5/2": MaternKernel(nu=2.5), "Matérn 3/2": MaternKernel(nu=1.5)}
 counts = [8, 16, 32, 64, 128]
 _, axis = plt.subplots(figsize=(6, 3), layout="constrained")
 for name, kernel in kernels.items():
@@ -183,6 +192,8 @@ for name, kernel in kernels.items():
     box = tkrr.Domain(0.5, 2.0)
     errors = [float(tkrr.HilbertKernel(kernel, box, num_basis=count).approximation_error(x)) for count in counts]
     axis.loglog(counts, errors, "o-", label=name)
-axis.set(xlabel="number of functions, M", ylabel="largest error / variance")
+axis.set(xlabel="number of functions, M", ylabel="largest error / variance", ylim=(1e-8, 1))
+axis.set_xticks(counts, labels=[str(count) for count in counts])
+axis.minorticks_off()
 axis.legend()
 plt.show()

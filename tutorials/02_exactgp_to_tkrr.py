@@ -20,8 +20,8 @@
 #
 # $$f(x) = m(x) + \sum_{r=1}^R \prod_{d=1}^D z_d(x_d)^\top w_{dr}, \qquad z_d = \sqrt{v_d(\theta)}\, \phi_d .$$
 #
-# What is left to learn are $D \cdot M \cdot R$ numbers. All but one factor held fixed, the model is linear, so training
-# is a series of small least-squares problems ("alternating least squares"). No step sizes, no batches of data to tune.
+# Only $D \cdot M \cdot R$ numbers are left to learn. If all factors but one are fixed, the model is linear, so training
+# is a series of small least-squares problems ("alternating least squares"), without step sizes or batches to tune.
 #
 # This tutorial takes a working `ExactGP` and puts T-KRR beside it on the same data.
 
@@ -29,6 +29,7 @@
 import copy
 import math
 import os
+import textwrap
 import time
 import warnings
 
@@ -180,8 +181,8 @@ with torch.no_grad():
 #   them no variance.
 # - `rank` is the number of product terms. It limits how *rich the interplay* of the inputs can be.
 #
-# Both cost time: an update solves a system of size $M R$. Too small a basis is noticed, and a warning says for which
-# input. Too small a rank is not: try a larger one.
+# Both cost time: an update solves a system of size $M R$. If the basis is too small, a warning names the input. If the
+# rank is too small, there is no warning: try a larger one.
 
 # %%
 ranks = [1, 2, 8] if FAST else [1, 2, 3, 4, 6, 8, 12]
@@ -196,8 +197,8 @@ with warnings.catch_warnings(record=True) as caught:
             )
             tkrr.fit_als(trial, seed=0)
             errors[num_basis, rank] = scores(likelihood(trial.eval()(test_x)))[0]
-for warning in caught[:1]:  # said once for each model; the first will do
-    print(f"{warning.category.__name__}: {warning.message}")
+for warning in caught[:1]:  # each model has its own warning; the first is enough
+    print(textwrap.fill(f"{warning.category.__name__}: {warning.message}", 110))
 
 # %%
 figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
@@ -214,9 +215,10 @@ axis.legend(ncols=2)
 plt.show()
 
 # %% [markdown]
-# Four sines do not resolve the waves of the third input, whatever the rank; six nearly do. The function is a sum of few
-# parts, and rank 4 is enough for it. A *low* rank is knowledge, too: here it does a little better than the exact GP,
-# whose kernel expects interplay of all five inputs. With growing rank T-KRR tends to the exact GP.
+# Four sines do not resolve the waves of the third input, whatever the rank is; six nearly do. The function is a sum of
+# few products, and rank 6 is enough for it. (At rank 4 some fits end in a local optimum, hence the bump.) A *low* rank
+# is prior knowledge, too: here it predicts a little better than the exact GP, whose kernel expects interactions of all
+# five inputs. With growing rank T-KRR tends to the exact GP.
 #
 # ## Learn the hyperparameters along the way
 #
@@ -257,9 +259,9 @@ axes[1].set(title="learned noise (truth: 1)")
 plt.show()
 
 # %% [markdown]
-# The order of the lengthscales is the same. The last two inputs enter linearly, so their lengthscales would like to be
-# very long; a box of fixed width cannot show lengthscales beyond its own size, and the fit stops there. A constant and
-# a linear function do the job better: that is what the ANOVA kernel is for, and why it wins here.
+# Both find that the third input needs the shortest lengthscale. The last two inputs are linear, so their best
+# lengthscales are very long; a box of fixed width cannot represent lengthscales much longer than itself, and the fit
+# stops there. A constant and a linear function are better for such inputs. The ANOVA kernel has them, and wins here.
 #
 # ## The uncertainty, and what it is not
 #

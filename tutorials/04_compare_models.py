@@ -25,7 +25,6 @@
 import os
 
 import gpytorch
-import matplotlib.pyplot as plt  # noqa: F401  (figures are shown in the notebook)
 import torch
 from sklearn.datasets import make_friedman1
 from sklearn.ensemble import RandomForestRegressor

@@ -165,7 +165,7 @@ def score(name, model):
     return rmse.item()
 
 
-score("T-KRR, ALS", model)
+error = score("T-KRR, ALS", model)
 
 # %% [markdown]
 # Delays are far from normal: most flights are early, and a few are hours late. A Gaussian likelihood has one variance
@@ -205,7 +205,7 @@ print(f"one pass over {train.num_rows} rows: {time.perf_counter() - start:.1f} s
 start = time.perf_counter()
 additive = fit_additive(train)
 print(f"pass and training: {time.perf_counter() - start:.1f} s")
-score("additive Hilbert GP", additive)
+error = score("additive Hilbert GP", additive)
 
 # %% [markdown]
 # ## Is it worth taking all rows?
@@ -250,7 +250,7 @@ drawn = tkrr.fit_gibbs(
     model, data=train, num_warmup=5 if FAST else 30, num_draws=5 if FAST else 30, seed=0, memory=256 << 20
 )
 print(f"{time.perf_counter() - start:.0f} s. {drawn.message}")
-score("T-KRR, Bayesian", model)
+error = score("T-KRR, Bayesian", model)
 
 # %% [markdown]
 # Thirty draws of one chain make an average that predicts better than one solution. They are too few to trust the tails

@@ -83,7 +83,8 @@ class GradientBoosting(Contender):
     knows_levels: ClassVar[bool] = True
     note: ClassVar[str] = (
         f"scikit-learn's HistGradientBoosting with its defaults: one model of the mean and {len(LEVELS)} of quantiles "
-        '(loss="quantile"), between which the distribution is interpolated, widened as training rows held out ask for.'
+        '(loss="quantile"), between which the distribution is interpolated; held-out training rows decide how much '
+        "they are widened."
     )
 
     def fit(self, x: Tensor, y: Tensor) -> None:

@@ -242,7 +242,7 @@ _LEGEND = {
     task: [
         *lines,
         "± is the standard deviation over splits; * marks the best mean. Memory is the peak beyond that of the process "
-        "before training. Numbers: weights and hyperparameters that were trained.",
+        "before training. Parameters: weights and hyperparameters that were trained.",
     ]
     for task, lines in _LEGEND.items()
 }

@@ -90,7 +90,14 @@ def _figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("Figures need matplotlib: pip install gpytorch_tkrr[compare].") from error
-    return Figure(figsize=(width, height), dpi=130, layout="constrained")
+
+    class ShownFigure(Figure):
+        """Notebooks show it also where pyplot has drawn nothing yet."""
+
+        def _repr_png_(self) -> bytes:
+            return _png(self)
+
+    return ShownFigure(figsize=(width, height), dpi=130, layout="constrained")
 
 
 def _style(names: Sequence[str], name: str) -> dict[str, Any]:
@@ -213,7 +220,11 @@ def _cell(text: str) -> str:
     return f'<td class="best">{html.escape(text)}</td>' if text.endswith("*") else f"<td>{html.escape(text)}</td>"
 
 
-def _data_uri(figure: Figure) -> str:
+def _png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    return buffer.getvalue()
+
+
+def _data_uri(figure: Figure) -> str:
+    return f"data:image/png;base64,{base64.b64encode(_png(figure)).decode('ascii')}"

@@ -75,7 +75,7 @@ class GibbsContender(ALSContender):
     """
 
     title: ClassVar[str] = "T-KRR, Bayesian"
-    note: ClassVar[str] = "fit_gibbs with its defaults, in units of the data. Numbers: of one draw."
+    note: ClassVar[str] = "fit_gibbs with its defaults, in units of the data. Parameters: those of one draw."
     method: ClassVar[str] = "gibbs"
 
     @property

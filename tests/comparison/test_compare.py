@@ -302,3 +302,11 @@ def test_figures_without_a_single_success():
     x, y = make_data(30)
     result = tkrr.compare(x, y, models=[Broken()], splits=1, isolate=False)
     assert result.plot().axes and result.table().loc["Broken", "status"] == "failed"
+
+
+def test_notebooks_show_figures():
+    """Also where pyplot has not been used: IPython asks a value for `_repr_png_`."""
+    x, y = make_data(30)
+    result = tkrr.compare(x, y, models=["mean"], splits=1, isolate=False)
+    for figure in (result.plot(), result.plot_predictions()):
+        assert figure._repr_png_().startswith(b"\x89PNG")
