@@ -273,7 +273,7 @@ class DropInGP(SingleTaskGP):
         """
         The model of some of the outcomes, for any kernel.
 
-        :param idcs: Which ones.
+        :param idcs: Numbers of the outcomes to keep.
         """
         subset: Any = copy.deepcopy(self)
         if self._columns.task is not None:

@@ -319,19 +319,19 @@ def compare(
     :param y: Targets `(N,)`; for classification values of any kind.
     :param models: Names (see :data:`gpytorch_tkrr.comparison.contender.CONTENDERS`) and objects, or name -> object.
         By default all that are known.
-    :param task: "regression" or "classification"; by default classification if `y` has two values or is no number.
-    :param train_fraction: Share of the rows that train.
+    :param task: "regression" or "classification"; by default classification if `y` has two values or is not a number.
+    :param train_fraction: Share of the rows used for training.
     :param splits: Number of random splits.
     :param max_train: Largest number of training rows, drawn at random.
     :param max_test: Largest number of test rows, drawn at random.
     :param seed: Seed of splits and models.
     :param time_limit: Seconds for each model and split; None for no limit.
     :param memory_limit: Bytes that a model may allocate; None for no limit. Linux only.
-    :param isolate: Whether each model runs in a process of its own. Without, there are no limits and no peak memory.
+    :param isolate: Whether each model runs in its own process. If not, there are no limits and no peak memory.
     :param progress: Whether to show a progress bar for each model, and a line when it is done.
     :param noise: The noise of "T-KRR, Bayesian" in a regression: "gaussian", "student", "by-inputs" (with Student
-        tails), "skewed" (by inputs, too), or "auto": training rows of each split that are held out decide, see
-        :func:`~gpytorch_tkrr.choose_noise`; the table says what was chosen, the remarks why.
+        tails), "skewed" (by inputs, too), or "auto": chosen in each split with held-out training rows, see
+        :func:`~gpytorch_tkrr.choose_noise`; the table shows the choice, the remarks its reason.
     :param title: What the data are, for the report.
 
     Example:

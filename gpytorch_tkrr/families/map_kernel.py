@@ -98,7 +98,7 @@ class MapKernel(Kernel):
         """
         The functions of one column.
 
-        :param position: Which one.
+        :param position: The number of the column.
         """
         num_dims = position + 1 if self.domain.num_dims is None else self.domain.num_dims
         center, half_width = self.domain.sides(num_dims)

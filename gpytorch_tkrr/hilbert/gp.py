@@ -29,28 +29,28 @@ class HilbertGP(GP):
     r"""
     A Gaussian process with a :class:`~gpytorch_tkrr.HilbertKernel` for data of any size, read in batches.
 
-    One pass collects :math:`\Phi^\top \Phi`, :math:`\Phi^\top y`, :math:`\Phi^\top 1`, :math:`y^\top y` and N. After it
-    hyperparameters are trained and predictions made without the data, and with the same results as by an
-    :class:`~gpytorch.models.ExactGP` with the same kernel. Memory does not depend on N.
+    One pass collects :math:`\Phi^\top \Phi`, :math:`\Phi^\top y`, :math:`\Phi^\top 1`, :math:`y^\top y` and N. After it,
+    training and prediction need no data, and give the same results as an :class:`~gpytorch.models.ExactGP` with the same
+    kernel. Memory does not depend on N.
 
-    It is used like one: in train mode ``model(*model.train_inputs)`` is the prior at the data, whose likelihood
-    :class:`~gpytorch.mlls.ExactMarginalLogLikelihood` takes for ``model.train_targets``; in eval mode ``model(x)`` is
-    the posterior. Since the rows are gone, `train_inputs` are those at the edges of the data and `train_targets` a
-    placeholder without memory.
+    Use it like an ExactGP: in train mode ``model(*model.train_inputs)`` is the prior at the data, and
+    :class:`~gpytorch.mlls.ExactMarginalLogLikelihood` evaluates it at ``model.train_targets``; in eval mode ``model(x)``
+    is the posterior. The model does not keep the rows: `train_inputs` holds only those at the edges of the data, and
+    `train_targets` is a placeholder.
 
-    With a kernel from :meth:`~gpytorch_tkrr.HilbertKernel.from_tolerance` the data are read again, a handful of times
-    in a training run, when hyperparameters ask for another basis; `data` is kept for that. A copy, and a model that
-    is loaded, have no data to read: their basis stays as it is.
+    With a kernel from :meth:`~gpytorch_tkrr.HilbertKernel.from_tolerance` the data are read again, a few times in a
+    training run, when the hyperparameters need another basis; the model keeps a reference to `data` for this. A copy or
+    a loaded model has no data to read and keeps its basis.
 
     :param data: `(x, y)`, or an iterable of such batches, see `data` of :func:`~gpytorch_tkrr.fit_als`; None for a
-        model that is to be loaded from a `state_dict`. In `(x, y, weight)` the noise variance of a row, together with
-        the variance that the functions miss, is divided by its weight.
+        model that will be loaded from a `state_dict`. In `(x, y, weight)` the weight divides the noise variance of its
+        row, together with the variance that the functions miss.
     :param likelihood: A GaussianLikelihood.
     :param kernel: A :class:`~gpytorch_tkrr.HilbertKernel`, or one inside a ScaleKernel; stored as `covar_module`. Its
         box must hold all inputs; :func:`~gpytorch_tkrr.summarise` tells their range.
     :param mean_module: A ConstantMean or ZeroMean; by default a ConstantMean that starts at the mean of the targets.
-    :param group: See `group` of :func:`~gpytorch_tkrr.fit_als`: each process passes rows of its own, all hold the sums
-        over all rows.
+    :param group: See `group` of :func:`~gpytorch_tkrr.fit_als`: each process passes its own rows, and all processes have
+        the sums over all rows.
 
     Example:
         >>> import gpytorch, torch, gpytorch_tkrr as tkrr

@@ -67,9 +67,9 @@ class HilbertKernel(ReducedRankKernel):
 
     What the functions do not represent, :math:`\delta(x) = k(x, x) - \sum_i v_i \phi_i(x)^2`, counts as independent
     variance: at each input by itself in eval mode, and with its mean over the rows for the rows that the model is
-    trained and conditioned on. So nothing is earned in training by leaving variance out. Where more than 5 % is
-    missing, one :class:`~gpytorch_tkrr.OutOfDomainWarning` at new inputs, and one
-    :class:`~gpytorch_tkrr.ApproximationWarning` per fit at the training rows, say so.
+    trained and conditioned on. So training gains nothing by leaving variance out. If more than 5 % is missing, there is an
+    :class:`~gpytorch_tkrr.OutOfDomainWarning` at new inputs, and an :class:`~gpytorch_tkrr.ApproximationWarning` at the
+    training rows, once per fit.
 
     Attributes that this kernel does not have itself are those of `base_kernel`: ``kernel.lengthscale``,
     ``kernel.outputscale`` and their raw parameters are found, and set, where they were before the kernel was wrapped.
@@ -79,8 +79,8 @@ class HilbertKernel(ReducedRankKernel):
     :param base_kernel: The kernel to approximate; None with a map that has a kernel of its own.
     :param domain: The box; its dimensions are the columns that this kernel sees.
     :param num_basis: Number of functions, for all input dimensions or for each.
-    :param basis: Which functions stationary kernels get; by default :class:`~gpytorch_tkrr.Sines`.
-    :param index_set: Which products of functions are kept; all of them by default.
+    :param basis: The functions for stationary kernels, by default :class:`~gpytorch_tkrr.Sines`.
+    :param index_set: The products of functions to keep; all of them by default.
     :param accepted_missing: The part of the prior variance that the functions may leave out on purpose. Where it is not
         zero the reduced-rank covariance itself is the prior: what is missing does not count at training rows, and at
         new inputs (near the ends of the box and outside) only where it is more than this. For a number of functions
@@ -289,7 +289,7 @@ class HilbertKernel(ReducedRankKernel):
         Measure :math:`\max |K_\text{approx} - K| / \max k(x, x)` on (a subset of) given inputs.
 
         :param x: Inputs `(..., N, D)`, or `(N,)` for one dimension.
-        :param max_rows: At most so many rows, evenly spread and with the extremes of each column, are compared.
+        :param max_rows: Largest number of rows to compare; they are evenly spread and include the extremes of each column.
         """
         with self.by_functions():
             self.follow()

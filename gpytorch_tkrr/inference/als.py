@@ -53,18 +53,18 @@ def fit_als(
 
     A sweep updates the factors in the order 1 -> D -> 1; the objective never rises. With a
     :class:`~gpytorch_tkrr.TensorTrain` all cores but the one that is updated are orthogonal. The objective is the sum
-    of squared errors plus the penalty; with a StudentTLikelihood that of :math:`-2 s^2 \log p(y_n \mid f_n)`, up to a
-    constant, and rows are weighted anew before each update, at the likelihood's noise and degrees of freedom.
+    of squared errors plus the penalty. With a StudentTLikelihood it is the sum of :math:`-2 s^2 \log p(y_n \mid f_n)`, up to
+    a constant, plus the penalty; the rows then get new weights before each update.
 
-    A model that has been fitted before is continued from where it stands; otherwise the strongest main effects and
-    pairwise interactions, which two passes over the data find, are the first components. Interrupting the fit (Ctrl-C)
-    keeps what has been reached; a fit that fails leaves the model as it was, its training data too.
+    A fit continues from the weights of an earlier fit. Otherwise it starts from the strongest main effects and pairwise
+    interactions, which it finds in two passes over the data. If you interrupt it (Ctrl-C), the model keeps the weights
+    reached so far. If it fails, the model and its training data stay as they were.
 
     :param model: The model; its posterior is replaced.
     :param data: `(x, y)`, tensors or arrays (also :class:`numpy.memmap`), or an iterable of such batches that starts
-        afresh each time: a DataLoader, a file opened by :func:`~gpytorch_tkrr.open_table`. By default the training data
-        of the model.
-    :param new_rows: `(x, y)` to be appended to the training data of the model first.
+        from the beginning each time: a DataLoader, a file opened by :func:`~gpytorch_tkrr.open_table`. By default the
+        training data of the model.
+    :param new_rows: Rows `(x, y)` that are first appended to the training data of the model.
     :param max_sweeps: Largest number of sweeps; there are `max_sweeps * 2 (D - 1) + 1` updates in all.
     :param rel_tol: Stop when a sweep improves the objective by less than this fraction; 0.0 never stops early.
     :param penalty: The penalty, by default :class:`FrobeniusPenalty`.
@@ -73,15 +73,17 @@ def fit_als(
         remain those of least squares around it.
     :param initial_factors: D tensors `(M_d, R)` to start from, weights of :math:`z = \sqrt v \phi` with the outermost
         output scale left out of v; for a tensor train cores `(r, M_d, r')`.
-    :param learn_hyperparameters: Whether lengthscales, output scales and noise are learned along the way, by the
-        evidence of each factor, through the raw parameters of kernel and likelihood. The objective may rise then. The
-        variances of a category whose factor has more than 1 024 weights stay as they are; fit_gibbs learns them.
+    :param learn_hyperparameters: Whether to learn lengthscales, output scales and noise during the fit, by the evidence
+        of each factor, through the raw parameters of kernel and likelihood. The objective may then rise. The variances
+        of a category whose factor has more than 1 024 weights stay as they are; fit_gibbs learns them.
     :param seed: Seed of the random part of the start.
     :param progress: Whether to show a progress bar (needs tqdm).
-    :param memory: Bytes that may be used beyond the data to keep products over modes; what does not fit is recomputed.
-    :param group: A group of :mod:`torch.distributed` whose processes fit the model together: each passes rows of its
-        own as `data` (see :class:`~gpytorch_tkrr.Shard`), and all end with the same factors. None: this process alone.
-    :param checkpoint: A file, or a :class:`~gpytorch_tkrr.Checkpoint`, to go on from if the fit is stopped.
+    :param memory: Bytes that the fit may use, in addition to the data, to keep products over modes; the rest is computed
+        again when needed.
+    :param group: A group of :mod:`torch.distributed` whose processes fit the model together: each passes its own rows as
+        `data` (see :class:`~gpytorch_tkrr.Shard`), and all end with the same factors. None for one process.
+    :param checkpoint: A file, or a :class:`~gpytorch_tkrr.Checkpoint`, from which the same call resumes a fit that was
+        stopped.
     :param callback: Called as `callback(model, number)` after each factor update, to follow a fit. The model then holds
         the weights reached so far: `model.posterior.mean(x)` are the values of f without the mean module. (`model(x)`
         would compute the covariance each time, too.)

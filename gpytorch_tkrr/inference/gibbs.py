@@ -62,38 +62,39 @@ def fit_gibbs(
     r"""
     Draw the weights, the noise and all free hyperparameters from their posterior by Gibbs sampling.
 
-    One sweep visits every factor once and costs as much as half a sweep of :func:`~gpytorch_tkrr.fit_als`. A model that
-    has been fitted by ALS is the start of all chains; otherwise they start from the main effects and pairwise
-    interactions that the data show. A model that holds draws already is continued, and new draws are added to the old
-    ones, where ``num_warmup=0``; data, mean, box and sizes must be those of the old draws. With `new_rows` its chains
-    go on from where they stopped, and the new draws replace the old ones, which did not know these rows. Kernel and
-    likelihood are left at the posterior mean.
+    One sweep visits every factor once and costs half as much as a sweep of :func:`~gpytorch_tkrr.fit_als`. If the model
+    has been fitted by ALS, all chains start from that solution; otherwise they start from the main effects and pairwise
+    interactions in the data. After the fit, kernel and likelihood have the posterior means of their parameters.
 
-    A fit that fails or is interrupted (Ctrl-C) leaves the model as it was; pass a `checkpoint` to go on later.
+    To add draws to a model that has draws already, call the fit again with ``num_warmup=0`` and the same data, mean, box
+    and sizes. With `new_rows` the chains continue with the additional rows, and the new draws replace the old ones.
 
-    Hyperparameters with ``requires_grad=False`` stay fixed; priors and constraints registered on the kernel and the
-    likelihood are honoured. See :mod:`gpytorch_tkrr.sampling.hyperparameters` for the weak defaults.
+    If a fit fails or is interrupted (Ctrl-C), the model stays as it was; with a `checkpoint` you can resume it later.
+
+    Hyperparameters with ``requires_grad=False`` stay fixed. Priors and constraints of the kernel and the likelihood are
+    used; :mod:`gpytorch_tkrr.sampling.hyperparameters` has the weak default priors.
 
     :param model: The model; its posterior is replaced.
     :param data: See :func:`~gpytorch_tkrr.fit_als`; by default the training data of the model.
-    :param new_rows: `(x, y)` to be appended to the training data of the model first.
-    :param num_draws: Draws kept per chain, one per sweep. By default 30, or 40 where there are one or two
-        chains.
-    :param num_warmup: Sweeps before them, during which proposals are tuned, components that do nothing are dropped, and
-        rows are few at first where there are many. By default at most 50 to 80; fewer where the noise has stopped
-        falling.
-    :param num_chains: Independent chains. By default 1 where sweeps are given; else up to 6 for up to 1 000 rows, up to
-        4 for 3 000, up to 2 for 8 000, fewer where inputs are many: where rows are few each chain explains them in its
-        own way. Where no rank is given, half of them up to 600 rows, and one up to 1 000, take the limit of many
-        components (see :mod:`gpytorch_tkrr.sampling.process`). They are weighed by training rows that they have not
-        seen at first, and draws are kept in proportion (Gaussian noise; see :mod:`gpytorch_tkrr.sampling.pooling`).
-        They run at once in as many processes as torch has threads, one after the other where a `checkpoint` or a
-        `group` is given. The draws do not depend on that.
-    :param seed: Seed; the same seed gives the same draws.
+    :param new_rows: Rows `(x, y)` that are first appended to the training data of the model.
+    :param num_draws: Number of draws of each chain, one for each sweep. By default 40 with one or two chains, 30 with
+        more.
+    :param num_warmup: Number of sweeps before the draws. During these the proposals are tuned, components without
+        effect are dropped, and large data are sampled (few rows first). By default 50 to 80 at most, and fewer if the
+        noise stops falling earlier.
+    :param num_chains: Number of independent chains. By default 1 if `num_draws` or `num_warmup` is given. Otherwise up to
+        6 for 1 000 rows or less, up to 4 for 3 000, up to 2 for 8 000, else 1, and fewer if there are many inputs: with
+        few rows, different chains find different explanations. If no rank is given, half of the chains (up to 600
+        rows) or one of them (up to 1 000 rows) take the limit of many components
+        (:mod:`gpytorch_tkrr.sampling.process`). With Gaussian noise the chains are weighted by training rows that they
+        did not see at first, and draws are kept in proportion (:mod:`gpytorch_tkrr.sampling.pooling`). Chains run at the
+        same time, in as many processes as torch has threads, or one after the other with a `checkpoint` or a `group`;
+        the draws are the same.
+    :param seed: The same seed gives the same draws.
     :param progress: Whether to show a progress bar (needs tqdm).
-    :param memory: Bytes that may be used beyond the data to keep products over modes; what does not fit is recomputed.
-    :param group: See :func:`~gpytorch_tkrr.fit_als`. All processes draw the same random numbers, so that all hold the
-        same draws.
+    :param memory: Bytes that the fit may use, in addition to the data, to keep products over modes; the rest is computed
+        again when needed.
+    :param group: See :func:`~gpytorch_tkrr.fit_als`. All processes use the same random numbers and have the same draws.
     :param checkpoint: See :func:`~gpytorch_tkrr.fit_als`.
 
     Example:

@@ -61,7 +61,7 @@ class NoiseChoice:
     :param scores: Mean log predictive density of the rows held out, by kind; empty where rows were too few.
     :param gains: How much better each kind is than the best one before it, with its standard error.
     :param num_held_out: How many rows were held out.
-    :param hint: What else the targets suggest; empty for nothing.
+    :param hint: A hint that the targets may need another likelihood, such as counts; usually empty.
     :param errors: Root-mean-square error of the rows held out, by kind.
 
     Example:
@@ -119,11 +119,11 @@ def choose_noise(
     seed: int = 0,
 ) -> NoiseChoice:
     """
-    Decide by training rows which noise a regression has: see :mod:`gpytorch_tkrr.inference.noise_choice`.
+    Choose the noise of a regression with held-out training rows: see :mod:`gpytorch_tkrr.inference.noise_choice`.
 
     :param x: Training inputs `(N, D)`.
     :param y: Training targets `(N,)`, numbers.
-    :param kinds: Which ones to try, the simplest first; by default all of :data:`NOISES`.
+    :param kinds: The kinds of noise to try, the simplest first; by default all of :data:`NOISES`.
     :param rank: R of the short chains.
     :param num_basis: Sines per input of the short chains; by default the model's own choice.
     :param categorical: The columns that are categories.

@@ -58,35 +58,36 @@ class TKRR(LowRankModel):
 
     .. math:: f(x) = m(x) + \sum_{r=1}^R \prod_{d=1}^D z_d(x_d)^\top w_{dr}, \qquad z_d = \sqrt{v_d(\theta)}\, \phi_d.
 
-    It is used like an :class:`~gpytorch.models.ExactGP`. In train mode a call returns the prior, in eval mode the
-    posterior, once the model has been fitted by :func:`~gpytorch_tkrr.fit_als`. Inputs and targets may have any units.
+    Use it like an :class:`~gpytorch.models.ExactGP`: in train mode a call returns the prior, in eval mode the posterior.
+    Instead of a training loop call :func:`~gpytorch_tkrr.fit_gibbs` (draws from the posterior) or
+    :func:`~gpytorch_tkrr.fit_als` (one solution). Inputs and targets may have any units.
 
-    :param train_x: Training inputs `(N, D)`, or `(N,)` for one dimension: a tensor, an array or a DataFrame of numbers
-        (the latter two as float64). None for a model without data.
-    :param train_y: Training targets `(N,)`, likewise.
-    :param likelihood: A GPyTorch likelihood. With a BernoulliLikelihood the targets are classes {0, 1} or {-1, +1},
-        taken as the numbers -1 and +1: the sign of the response decides (least-squares support vector machine).
-    :param kernel: A separable kernel, stored as `covar_module`; by default :func:`~gpytorch_tkrr.anova_kernel`.
+    :param train_x: Training inputs `(N, D)`, or `(N,)` for one input: a tensor, an array or a DataFrame of numbers
+        (arrays and DataFrames become float64). None for a model without data.
+    :param train_y: Training targets `(N,)`, of the same kinds.
+    :param likelihood: A GPyTorch likelihood, or one of this package. With a BernoulliLikelihood the targets are classes
+        {0, 1} or {-1, +1}: a probit model with :func:`~gpytorch_tkrr.fit_gibbs`, a least-squares support vector machine
+        with :func:`~gpytorch_tkrr.fit_als`.
+    :param kernel: A product over inputs of GPyTorch kernels, stored as `covar_module`; by default
+        :func:`~gpytorch_tkrr.anova_kernel`.
     :param rank: R, the number of components, short for ``weights=CP(rank)``. By default
-        :func:`~gpytorch_tkrr.fit_gibbs` finds out how many are needed; :func:`~gpytorch_tkrr.fit_als` takes 10.
-    :param num_basis: Number of sines, for all dimensions or for each. By default 20, with the default kernel fewer for
-        columns with fewer distinct values; :func:`~gpytorch_tkrr.fit_gibbs` then adapts them to the lengthscales that
-        it finds.
-    :param domain: The box. By default it is chosen from the data and the kernel's lengthscales, once.
-    :param basis: Which functions stationary kernels get; by default :class:`~gpytorch_tkrr.Sines`. A map with a kernel
-        of its own (:class:`~gpytorch_tkrr.Polynomial` and others) takes the place of the kernel, too.
+        :func:`~gpytorch_tkrr.fit_gibbs` chooses it; :func:`~gpytorch_tkrr.fit_als` uses 10.
+    :param num_basis: M, the number of sines, one number for all inputs or one for each. By default 20, with the default
+        kernel fewer for columns with fewer distinct values; :func:`~gpytorch_tkrr.fit_gibbs` then adapts the numbers to
+        the lengthscales.
+    :param domain: The box. By default it is chosen once, from the data and the kernel's lengthscales.
+    :param basis: The functions for stationary kernels, by default :class:`~gpytorch_tkrr.Sines`. A feature map with its
+        own kernel (:class:`~gpytorch_tkrr.Polynomial` and others) also replaces the kernel.
     :param mean_module: The mean; by default a ConstantMean that a fit sets to the mean of the targets.
-    :param warp: A map of the inputs that kernel and box see, not the mean. True for :meth:`InputWarp.from_data` of the
-        training inputs, False for none. By default the first :func:`~gpytorch_tkrr.fit_gibbs` decides which columns, if
-        any, are predicted better with it, by short chains and training rows held out, where kernel and box are the
-        model's own choice and the noise is Gaussian.
-    :param missing: What is done with inputs that are NaN: by default they are an error. With ``"integrate"`` they are
-        missing, and f is integrated over the distribution of their column among the training rows (a sample of 16 384
-        of them where they are more); a Measure such as :class:`~gpytorch_tkrr.UniformMeasure` gives another one. See
-        :mod:`gpytorch_tkrr.model.missing` for what is exact.
-    :param categorical: The columns that the default kernel takes as categories, whole numbers without an order: their
-        numbers, or their names in a DataFrame. A kernel of your own says so itself
-        (:class:`~gpytorch_tkrr.CategoricalKernel`).
+    :param warp: A map of the inputs for kernel and box (the mean sees the inputs unchanged). True for
+        :meth:`InputWarp.from_data` of the training inputs, False for none. By default the first
+        :func:`~gpytorch_tkrr.fit_gibbs` of a model with its own kernel, its own box and Gaussian noise tests with held-out
+        training rows which columns, if any, to warp.
+    :param missing: By default an input that is NaN raises an error. With ``"integrate"``, f is averaged over the values
+        of its column in the training rows (a sample of 16 384 rows if there are more), or over a Measure that you pass,
+        such as :class:`~gpytorch_tkrr.UniformMeasure`. :mod:`gpytorch_tkrr.model.missing` tells what is exact.
+    :param categorical: Columns that are categories, whole numbers without an order: their numbers, or their names in a
+        DataFrame. For the default kernel only; your own kernel uses :class:`~gpytorch_tkrr.CategoricalKernel`.
     :param weights: The format of the weights, by default :class:`~gpytorch_tkrr.CP`; or a
         :class:`~gpytorch_tkrr.TensorTrain`.
 
@@ -235,16 +236,16 @@ class TKRR(LowRankModel):
     def predict(self, x: Any, **rows: Tensor | float) -> Prediction:
         r"""
         The distribution of new observations y, for any likelihood: after :func:`~gpytorch_tkrr.fit_gibbs` the mixture
-        over the draws, after :func:`~gpytorch_tkrr.fit_als` that of its Gaussian f. Variance of f that the basis does
-        not represent is part of it. Rows outside the range of the training rows are announced, and flagged by
-        `extrapolates`; f has at least the variance there that the prior has given f at the edge of the range. Where the
-        model has chosen kernel and box itself, f is held from a tenth of the range's width outside on, and goes no
-        further beyond the targets than these reach themselves.
+        over the draws, after :func:`~gpytorch_tkrr.fit_als` that of its Gaussian f. It includes variance of f that the
+        basis does not represent. Rows outside the range of the training rows give a warning and are marked by
+        `extrapolates`; there f has at least the variance that the prior has if f is known at the edge of the range. If
+        the model has chosen kernel and box itself, f is constant from a tenth of the range outside on, and limited to
+        the range of the targets, extended on both sides by its own width.
 
         :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension: a tensor, an array or a DataFrame.
-        :param rows: What the likelihood needs to know of each row: with a FixedNoiseGaussianLikelihood `noise=`, one
-            variance or one for each row `(..., n)`, with a NegativeBinomialLikelihood `exposure=`, likewise. For the
-            model's own training inputs it may be left out.
+        :param rows: What the likelihood needs to know about each row, one number or one for each row `(..., n)`: `noise=`
+            variances with a FixedNoiseGaussianLikelihood, `exposure=` with a NegativeBinomialLikelihood, `censoring=`
+            with a CensoredLikelihood. Not needed for the model's own training inputs.
 
         Example:
             >>> import torch, gpytorch, gpytorch_tkrr as tkrr

@@ -209,7 +209,7 @@ class Hyperparameters:
         """
         Current coordinates.
 
-        :param index: Which ones.
+        :param index: Numbers of the coordinates, in the order of all free hyperparameters.
         """
         return torch.tensor([self._coordinates[i] for i in index], dtype=torch.float64)
 
@@ -225,7 +225,7 @@ class Hyperparameters:
         """
         Set coordinates on the kernel object.
 
-        :param index: Which ones.
+        :param index: Numbers of the coordinates, in the order of all free hyperparameters.
         :param coordinates: Their new values.
         :return: False, and nothing is changed, where one lies outside of its constraint's bounds.
         """
@@ -250,7 +250,7 @@ class Hyperparameters:
         """
         Log density, up to a constant, of everything that depends on some coordinates.
 
-        :param index: Which ones.
+        :param index: Numbers of the coordinates, in the order of all free hyperparameters.
         """
         jacobian = sum(self._coordinates[i] for i in index if i in self._covered and self.slots[i].is_log)
         return self.log_penalty(index) + jacobian
@@ -281,7 +281,7 @@ class Hyperparameters:
         """
         The gradient of :meth:`log_prior`, `(P,)`.
 
-        :param index: Which ones.
+        :param index: Numbers of the coordinates, in the order of all free hyperparameters.
         """
         jacobian = [float(i in self._covered and self.slots[i].is_log) for i in index]
         return self.expand_log_penalty(index)[1] + torch.tensor(jacobian, dtype=torch.float64)
@@ -291,7 +291,7 @@ class Hyperparameters:
         What point estimates add to the evidence: as :meth:`log_prior`, but registered priors are densities of the
         values themselves, as in GPyTorch's marginal likelihoods.
 
-        :param index: Which ones.
+        :param index: Numbers of the coordinates, in the order of all free hyperparameters.
         """
         total = sum(self._default(i)[0] for i in index if i not in self._covered)
         return total + self._log_registered(set(index))
@@ -300,7 +300,7 @@ class Hyperparameters:
         """
         :meth:`log_penalty`, its gradient `(P,)` and the negative of its second derivatives, none below zero, `(P, P)`.
 
-        :param index: Which ones.
+        :param index: Numbers of the coordinates, in the order of all free hyperparameters.
         """
         value = self.log_penalty(index)
         gradient, curvature = torch.zeros(2, len(index), dtype=torch.float64)
@@ -341,7 +341,7 @@ class Hyperparameters:
         """
         Coordinates moved to the nearest ones that the constraints allow.
 
-        :param index: Which ones.
+        :param index: Numbers of the coordinates, in the order of all free hyperparameters.
         :param coordinates: Their values.
         """
         bounds = torch.tensor([self.slots[i].bounds for i in index], dtype=torch.float64)
@@ -351,7 +351,7 @@ class Hyperparameters:
         """
         Which coordinates are at a bound that a direction points beyond.
 
-        :param index: Which ones.
+        :param index: Numbers of the coordinates, in the order of all free hyperparameters.
         :param direction: The direction.
         """
         coordinates = self.get(index)
@@ -365,7 +365,7 @@ class Hyperparameters:
         """
         Change one coordinate a little, and back; the value is by how much it has changed.
 
-        :param i: Which one.
+        :param i: The number of the coordinate.
         """
         slot, u = self.slots[i], self._coordinates[i]
         step, values = slot.step(1), slot.parameter.data.view(-1)

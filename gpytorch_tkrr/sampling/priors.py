@@ -146,7 +146,7 @@ class WeightPrior(ABC):
         Drop components, but not all; `state` is changed in place.
 
         :param state: The chain's state.
-        :param alive: Which ones to keep.
+        :param alive: Numbers of the components to keep.
         :param energies: Their mean squares; the largest ones are kept in any case.
         """
 

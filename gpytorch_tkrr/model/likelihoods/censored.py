@@ -33,9 +33,9 @@ class CensoredLikelihood(GaussianLikelihood):
     Gaussian noise, and targets of which only a bound may be known. For :class:`~gpytorch_tkrr.TKRR` with
     :func:`~gpytorch_tkrr.fit_gibbs`, and for GPyTorch's ApproximateGP.
 
-    There are two ways to say which: limits that hold for all rows, at which an instrument stops, or a flag for each
-    training row. Predictions are those of the uncensored y; log densities are those of what is recorded, that is the
-    log probability of lying beyond, for a target at its limit.
+    Give limits of an instrument that hold for all rows, or a flag for each training row. Predictions are those of the
+    uncensored y. Log densities are those of the recorded value: for a target at its limit, the log probability of lying
+    beyond it.
 
     :param low: Targets at or below this are known to be at most this; None for no such limit.
     :param high: Targets at or above this are known to be at least this; None for no such limit.

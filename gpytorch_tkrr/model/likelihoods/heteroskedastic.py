@@ -69,10 +69,10 @@ PREFIX = "log_noise."
 class HeteroskedasticLikelihood(_OneDimensionalLikelihood):
     r"""
     Noise whose variance is a function of the inputs, :math:`s^2 e^{g(x)}`. For :class:`~gpytorch_tkrr.TKRR` with
-    :func:`~gpytorch_tkrr.fit_gibbs`, which draws g along with f, by a kernel of its own.
+    :func:`~gpytorch_tkrr.fit_gibbs`, which draws g together with f; g has its own kernel.
 
     ``model.predict(x).noise`` gives the standard deviation of the noise with its uncertainty, `model.log_noise` the
-    function g itself, for main effects and Sobol indices. Outside the range of the training inputs g is held.
+    function g itself, for main effects and Sobol indices. Outside the range of the training inputs g is constant.
 
     :param noise_kernel: The kernel of g, separable. By default :func:`~gpytorch_tkrr.anova_kernel` with a small
         variance, which shrinks g towards a constant.

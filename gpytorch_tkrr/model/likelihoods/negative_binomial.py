@@ -47,15 +47,14 @@ class NegativeBinomialLikelihood(_OneDimensionalLikelihood):
 
     .. math:: E\, y_n = \mu_n = e_n \exp f(x_n), \qquad \operatorname{var} y_n = \mu_n + \mu_n^2 / r.
 
-    The exposure :math:`e_n` is what a count is proportional to beside the rate :math:`\exp f`: a time, an area, a
-    number of persons. The dispersion r is drawn along; the larger it is, the closer are counts to a Poisson
-    distribution. To have that, but for a fraction :math:`\mu / r` of the variance, fix it at a large value:
+    The exposure :math:`e_n` is the time, the area or the number of persons that a count refers to. The dispersion r is
+    drawn, too. The larger it is, the closer the counts are to a Poisson distribution, whose variance is smaller by the
+    fraction :math:`\mu / r`. For counts that are nearly Poisson fix it at a large value:
     ``likelihood.dispersion = 100.0; likelihood.raw_dispersion.requires_grad_(False)``. The larger :math:`r / \mu`, the
-    slower chains move, so take no larger one than needed, and more sweeps.
+    slower the chains, so do not take a larger value than you need, and use more sweeps.
 
-    :param exposure: One exposure for each training row `(N,)`, or None for 1. Rows that a fit reads from `data=` bring
-        theirs along: ``data=(x, y, exposure)``. Those of new rows are given to
-        ``model.predict(x, exposure=...)``.
+    :param exposure: One exposure for each training row `(N,)`, or None for 1. With `data=` give them with the rows:
+        ``data=(x, y, exposure)``. For new rows pass them to ``model.predict(x, exposure=...)``.
     :param dispersion_prior: Prior of r. By default :math:`1 / \sqrt r` is half-normal with scale 1.
     :param dispersion_constraint: Bounds of r. By default 0.01, and 20 times the mean count (at least 1), where an
         average row has a variance of 5 % above that of a Poisson distribution.
