@@ -29,14 +29,14 @@ class HilbertGP(GP):
     r"""
     A Gaussian process with a :class:`~gpytorch_tkrr.HilbertKernel` for data of any size, read in batches.
 
-    One pass collects :math:`\Phi^\top \Phi`, :math:`\Phi^\top y`, :math:`\Phi^\top 1`, :math:`y^\top y` and N. After it,
-    training and prediction need no data, and give the same results as an :class:`~gpytorch.models.ExactGP` with the same
-    kernel. Memory does not depend on N.
+    One pass collects :math:`\Phi^\top \Phi`, :math:`\Phi^\top y`, :math:`\Phi^\top 1`, :math:`y^\top y` and N. After
+    it, training and prediction need no data, and give the same results as an :class:`~gpytorch.models.ExactGP` with the
+    same kernel. Memory does not depend on N.
 
     Use it like an ExactGP: in train mode ``model(*model.train_inputs)`` is the prior at the data, and
-    :class:`~gpytorch.mlls.ExactMarginalLogLikelihood` evaluates it at ``model.train_targets``; in eval mode ``model(x)``
-    is the posterior. The model does not keep the rows: `train_inputs` holds only those at the edges of the data, and
-    `train_targets` is a placeholder.
+    :class:`~gpytorch.mlls.ExactMarginalLogLikelihood` evaluates it at ``model.train_targets``; in eval mode
+    ``model(x)`` is the posterior. The model does not keep the rows: `train_inputs` holds only those at the edges of the
+    data, and `train_targets` is a placeholder.
 
     With a kernel from :meth:`~gpytorch_tkrr.HilbertKernel.from_tolerance` the data are read again, a few times in a
     training run, when the hyperparameters need another basis; the model keeps a reference to `data` for this. A copy or
@@ -49,8 +49,8 @@ class HilbertGP(GP):
     :param kernel: A :class:`~gpytorch_tkrr.HilbertKernel`, or one inside a ScaleKernel; stored as `covar_module`. Its
         box must hold all inputs; :func:`~gpytorch_tkrr.summarise` tells their range.
     :param mean_module: A ConstantMean or ZeroMean; by default a ConstantMean that starts at the mean of the targets.
-    :param group: See `group` of :func:`~gpytorch_tkrr.fit_als`: each process passes its own rows, and all processes have
-        the sums over all rows.
+    :param group: See `group` of :func:`~gpytorch_tkrr.fit_als`: each process passes its own rows, and all processes
+        have the sums over all rows.
 
     Example:
         >>> import gpytorch, torch, gpytorch_tkrr as tkrr

@@ -67,9 +67,9 @@ class HilbertKernel(ReducedRankKernel):
 
     What the functions do not represent, :math:`\delta(x) = k(x, x) - \sum_i v_i \phi_i(x)^2`, counts as independent
     variance: at each input by itself in eval mode, and with its mean over the rows for the rows that the model is
-    trained and conditioned on. So training gains nothing by leaving variance out. If more than 5 % is missing, there is an
-    :class:`~gpytorch_tkrr.OutOfDomainWarning` at new inputs, and an :class:`~gpytorch_tkrr.ApproximationWarning` at the
-    training rows, once per fit.
+    trained and conditioned on. So training gains nothing by leaving variance out. If more than 5 % is missing, there is
+    an :class:`~gpytorch_tkrr.OutOfDomainWarning` at new inputs, and an :class:`~gpytorch_tkrr.ApproximationWarning` at
+    the training rows, once per fit.
 
     Attributes that this kernel does not have itself are those of `base_kernel`: ``kernel.lengthscale``,
     ``kernel.outputscale`` and their raw parameters are found, and set, where they were before the kernel was wrapped.
@@ -289,7 +289,8 @@ class HilbertKernel(ReducedRankKernel):
         Measure :math:`\max |K_\text{approx} - K| / \max k(x, x)` on (a subset of) given inputs.
 
         :param x: Inputs `(..., N, D)`, or `(N,)` for one dimension.
-        :param max_rows: Largest number of rows to compare; they are evenly spread and include the extremes of each column.
+        :param max_rows: Largest number of rows to compare; they are evenly spread and include the extremes of each
+            column.
         """
         with self.by_functions():
             self.follow()

@@ -53,8 +53,9 @@ def fit_als(
 
     A sweep updates the factors in the order 1 -> D -> 1; the objective never rises. With a
     :class:`~gpytorch_tkrr.TensorTrain` all cores but the one that is updated are orthogonal. The objective is the sum
-    of squared errors plus the penalty. With a StudentTLikelihood it is the sum of :math:`-2 s^2 \log p(y_n \mid f_n)`, up to
-    a constant, plus the penalty; the rows then get new weights before each update.
+    of squared errors plus the penalty. With a StudentTLikelihood it is the sum of
+    :math:`-2 s^2 \log p(y_n \mid f_n)`, up to a constant, plus the penalty; the rows then get new weights before each
+    update.
 
     A fit continues from the weights of an earlier fit. Otherwise it starts from the strongest main effects and pairwise
     interactions, which it finds in two passes over the data. If you interrupt it (Ctrl-C), the model keeps the weights
@@ -78,10 +79,10 @@ def fit_als(
         of a category whose factor has more than 1 024 weights stay as they are; fit_gibbs learns them.
     :param seed: Seed of the random part of the start.
     :param progress: Whether to show a progress bar (needs tqdm).
-    :param memory: Bytes that the fit may use, in addition to the data, to keep products over modes; the rest is computed
-        again when needed.
-    :param group: A group of :mod:`torch.distributed` whose processes fit the model together: each passes its own rows as
-        `data` (see :class:`~gpytorch_tkrr.Shard`), and all end with the same factors. None for one process.
+    :param memory: Bytes that the fit may use, in addition to the data, to keep products over modes; the rest is
+        computed again when needed.
+    :param group: A group of :mod:`torch.distributed` whose processes fit the model together: each passes its own rows
+        as `data` (see :class:`~gpytorch_tkrr.Shard`), and all end with the same factors. None for one process.
     :param checkpoint: A file, or a :class:`~gpytorch_tkrr.Checkpoint`, from which the same call resumes a fit that was
         stopped.
     :param callback: Called as `callback(model, number)` after each factor update, to follow a fit. The model then holds

@@ -58,8 +58,8 @@ class TKRR(LowRankModel):
 
     .. math:: f(x) = m(x) + \sum_{r=1}^R \prod_{d=1}^D z_d(x_d)^\top w_{dr}, \qquad z_d = \sqrt{v_d(\theta)}\, \phi_d.
 
-    Use it like an :class:`~gpytorch.models.ExactGP`: in train mode a call returns the prior, in eval mode the posterior.
-    Instead of a training loop call :func:`~gpytorch_tkrr.fit_gibbs` (draws from the posterior) or
+    Use it like an :class:`~gpytorch.models.ExactGP`: in train mode a call returns the prior, in eval mode the
+    posterior. Instead of a training loop call :func:`~gpytorch_tkrr.fit_gibbs` (draws from the posterior) or
     :func:`~gpytorch_tkrr.fit_als` (one solution). Inputs and targets may have any units.
 
     :param train_x: Training inputs `(N, D)`, or `(N,)` for one input: a tensor, an array or a DataFrame of numbers
@@ -81,8 +81,8 @@ class TKRR(LowRankModel):
     :param mean_module: The mean; by default a ConstantMean that a fit sets to the mean of the targets.
     :param warp: A map of the inputs for kernel and box (the mean sees the inputs unchanged). True for
         :meth:`InputWarp.from_data` of the training inputs, False for none. By default the first
-        :func:`~gpytorch_tkrr.fit_gibbs` of a model with its own kernel, its own box and Gaussian noise tests with held-out
-        training rows which columns, if any, to warp.
+        :func:`~gpytorch_tkrr.fit_gibbs` of a model with its own kernel, its own box and Gaussian noise tests with
+        held-out training rows which columns, if any, to warp.
     :param missing: By default an input that is NaN raises an error. With ``"integrate"``, f is averaged over the values
         of its column in the training rows (a sample of 16 384 rows if there are more), or over a Measure that you pass,
         such as :class:`~gpytorch_tkrr.UniformMeasure`. :mod:`gpytorch_tkrr.model.missing` tells what is exact.
@@ -243,9 +243,9 @@ class TKRR(LowRankModel):
         the range of the targets, extended on both sides by its own width.
 
         :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension: a tensor, an array or a DataFrame.
-        :param rows: What the likelihood needs to know about each row, one number or one for each row `(..., n)`: `noise=`
-            variances with a FixedNoiseGaussianLikelihood, `exposure=` with a NegativeBinomialLikelihood, `censoring=`
-            with a CensoredLikelihood. Not needed for the model's own training inputs.
+        :param rows: What the likelihood needs to know about each row, one number or one for each row `(..., n)`:
+            `noise=` variances with a FixedNoiseGaussianLikelihood, `exposure=` with a NegativeBinomialLikelihood,
+            `censoring=` with a CensoredLikelihood. Not needed for the model's own training inputs.
 
         Example:
             >>> import torch, gpytorch, gpytorch_tkrr as tkrr
