@@ -159,6 +159,17 @@ def test_benchmark_page_says_who_is_ahead():
     assert f"| yacht | {ours:.4f} |" in page
 
 
+def test_rivals_are_compared_on_common_folds(tmp_path):
+    scores = {("T-KRR", 0): 0.5, ("T-KRR", 1): 9.0, ("SVGP", 0): 0.7, ("boosting", 0): 0.6, ("boosting", 1): 0.1}
+    rows = [
+        {"data": "set", "fold": fold, "N": 90, "model": model, "nlpd": score, "rmse": 2 * score}
+        for (model, fold), score in scores.items()
+    ]
+    (tmp_path / "pool.json").write_text(json.dumps({"title": "A pool", "rows": rows}))
+    page = "\n".join(generate.rivals(tmp_path))
+    assert "| set | 90 | 1 | 0.500 | 1.000 | boosting | 0.600 | 1.200 | ahead |" in page
+
+
 @pytest.mark.parametrize("name", list(generate.TABLES))
 def test_pages_quote_stored_results(name: str):
     page, _ = generate.TABLES[name]
