@@ -172,10 +172,10 @@ def _beside_measured(results: Path) -> list[str]:
         *lines,
         "",
         "The sets and their ten folds are those of the public repository `treforevans/uci_datasets`; the robot arm is",
-        "generated. On the same folds Yang et al. (2015, *A la carte*), Wilson et al. (2016, *Deep kernel learning*) and",
-        "Evans & Nair (2018, *GP-GRIEF*) have published root-mean-square errors, in the units of the targets. A figure",
-        "is quoted on this page only after its table and its protocol have been checked. This has not been possible for",
-        "these papers yet, so none of their figures stands here.",
+        "generated. On the same folds Yang et al. (2015, *A la carte*), Wilson et al. (2016, *Deep kernel learning*)",
+        "and Evans & Nair (2018, *GP-GRIEF*) have published root-mean-square errors, in the units of the targets. A",
+        "figure is quoted on this page only after its table and its protocol have been checked. This has not been",
+        "possible for these papers yet, so none of their figures stands here.",
         "",
     ]
 

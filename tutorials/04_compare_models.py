@@ -133,7 +133,8 @@ print(f"RMSE, Matérn - T-KRR: {difference.mean():.3f} ± {difference.std():.3f}
 result.plot()
 
 # %% [markdown]
-# Predictions of one split with their 95 % intervals. A model that has understood nothing draws a horizontal line.
+# Predictions of one split with their 95 % intervals. A model that has learned nothing predicts the same value
+# everywhere.
 
 # %%
 result.plot_predictions()

@@ -193,7 +193,7 @@ def fit_additive(rows, num_steps=10 if FAST else 100):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     for _ in range(num_steps):
         optimizer.zero_grad()
-        loss = -objective(model(*model.train_inputs), model.train_targets)  # stands for rows that are gone
+        loss = -objective(model(*model.train_inputs), model.train_targets)  # placeholders: the model holds sums
         loss.backward()
         optimizer.step()
     return model
@@ -236,13 +236,13 @@ axis.set(xscale="log", xlabel="training rows", ylabel="RMSE, minutes")
 plt.show()
 
 # %% [markdown]
-# With a thousand rows the two are alike. Then the additive model soon has learned what it can, and more rows hardly
-# help it; T-KRR is less restricted and has use for all of them.
+# With a thousand rows the two models are close. The additive model soon stops improving; T-KRR is less restricted and
+# improves with every further row.
 #
 # ## Draws from the same file
 #
-# `fit_gibbs` takes the same `data`, `memory` and `checkpoint`. A model that has been fitted by ALS is the start of its
-# chain, so that a short warm-up does.
+# `fit_gibbs` takes the same `data`, `memory` and `checkpoint`. The chain starts from the solution of `fit_als`, so a
+# short warm-up is enough.
 
 # %%
 start = time.perf_counter()
@@ -253,8 +253,8 @@ print(f"{time.perf_counter() - start:.0f} s. {drawn.message}")
 error = score("T-KRR, Bayesian", model)
 
 # %% [markdown]
-# Thirty draws of one chain make an average that predicts better than one solution. They are too few to trust the tails
-# of the posterior: `drawn.rhat` and `drawn.ess` say so, and `checkpoint=` is there for the long run.
+# The mean of thirty draws predicts better than one solution. Thirty draws of one chain are too few to trust the tails
+# of the posterior: look at `drawn.rhat` and `drawn.ess`, and use `checkpoint=` for a longer run.
 #
 # ## Reading the result
 #
