@@ -14,14 +14,19 @@ import numpy as np
 NUM_CANDIDATES, NEAREST, FARTHEST = 16, 1e-3, 3.0
 
 
-def steps(rng: np.random.Generator) -> np.ndarray:
+def steps(
+    rng: np.random.Generator, num: int = NUM_CANDIDATES, nearest: float = NEAREST, farthest: float = FARTHEST
+) -> np.ndarray:
     """
-    Steps to the candidates, `(NUM_CANDIDATES,)`; the first is zero.
+    Steps to the candidates, `(num,)`; the first is zero.
 
     :param rng: Source of random numbers.
+    :param num: How many there are.
+    :param nearest: The smallest distance from the centre of them all.
+    :param farthest: The largest.
     """
-    distances = np.exp(rng.uniform(math.log(NEAREST), math.log(FARTHEST), NUM_CANDIDATES))
-    offsets = distances * rng.choice([-1.0, 1.0], NUM_CANDIDATES)
+    distances = np.exp(rng.uniform(math.log(nearest), math.log(farthest), num))
+    offsets = distances * rng.choice([-1.0, 1.0], num)
     return offsets - offsets[0]
 
 

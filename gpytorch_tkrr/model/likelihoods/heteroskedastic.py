@@ -40,7 +40,8 @@ from ..augmentation.log_chi_squared import SMALLEST, draw_components
 from ..augmentation.row_values import RowValues
 from .base import Augmentation, Observation, Parameters, Rows, SecondFunction, SumRows, register
 from .gaussian import DEFAULT_BOUND, GaussianObservation
-from .skewed import WIDTHS, SkewedNoise, SkewedObservation, shape_variance
+from .skewed import SkewedObservation
+from .skewed_noise import WIDTHS, SkewedNoise, shape_variance
 from .student import StudentObservation
 
 #: Sines per input of g, and its rank.

@@ -64,6 +64,18 @@ class NoiseModel:
             log_prior,
         )
 
+    def log_density(self, noise: float) -> float:
+        """
+        The log density of the prior, up to a constant; minus infinity outside the bounds.
+
+        :param noise: A noise variance.
+        """
+        if not self.lower <= noise <= self.upper:
+            return -math.inf
+        if self.log_prior is not None:
+            return self.log_prior(noise)
+        return -(NOISE_SHAPE + 1) * math.log(noise) - NOISE_SCALE / noise
+
     def start(self, current: float) -> float:
         """
         The noise variance that a chain starts from: the targets' variance, unless it is fixed. A chain that starts with

@@ -12,8 +12,13 @@ Given the component and :math:`b = \sigma \tau \delta |h|` the target is normal,
 integrated out. Given b, two squares are :math:`\sigma^2 \chi^2_1`: those of :math:`(y - f - b) / \tau` and of
 :math:`b / (\tau \delta)`.
 
-The shape is Gaussian in the first part of the warm-up, and skews leave zero by small steps: with few rows (tens) take
-hundreds of sweeps.
+Rows hardly tell narrow components of wide noise from wide components of narrow noise, or a large skew from a large
+:math:`\sigma`, but given components and h they seem to know both well: draws in turn move slowly along these two
+directions. So there are two moves more, with components and h integrated out. One shifts all shares and skews to the
+next component and divides :math:`\sigma` by the ratio of their widths; the other changes one skew and leaves
+:math:`\sigma^2 (1 + \delta^2)` as it is, up to a small factor.
+
+The shape is Gaussian in the first part of the warm-up. With few rows (tens) take hundreds of sweeps.
 
 By default :math:`\pi \sim \text{Dirichlet}(1, 0.2, ..., 0.2)` and :math:`\delta_k \sim N(0, 2^2)`.
 
@@ -25,141 +30,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
 
 import numpy as np
-import scipy.special
 import torch
 from torch import Tensor
 
 from ...data.keyed import row_uniform
 from ...data.source import Batch, Working, residuals
+from ..augmentation.candidates import choose, steps
 from .base import Augmentation, Parameters, Rows, SumRows
 from .gaussian import GaussianObservation
 from .noise import NoiseModel
 from .probit import truncated_noise
-
-#: Widths of the components, in units of the narrowest.
-WIDTHS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+from .skewed_noise import RATIO, WIDTHS, SkewedNoise
 
 #: The Dirichlet prior of the shares, for the narrowest component and for each of the others, and the skews' prior sd.
 FIRST_SHARE, OTHER_SHARE, SKEW_SD = 1.0, 0.2, 2.0
 
+#: How many candidates each move has, and the distances of :math:`\log \sigma^2` and of skews that it tries.
+NUM_CANDIDATES, LEVELS, SKEWS = 8, (0.02, 2.0), (0.05, 4.0)
+
 #: The part of the warm-up with Gaussian noise, and the share of the narrowest component that follows it.
 GAUSSIAN_PART, START_SHARE = 0.5, 0.9
-
-
-class SkewedNoise(torch.distributions.Distribution):
-    """
-    The distribution of y given f.
-
-    :param loc: f, `(..., n)`.
-    :param square: :math:`\\sigma^2`, which broadcasts with f.
-    :param shares: :math:`\\pi`, `(..., K)`: for each draw of f.
-    :param skew: :math:`\\delta`, `(..., K)`.
-    :param spread: Variance of f about its given value.
-
-    Example:
-        >>> import torch
-        >>> from gpytorch_tkrr.model.likelihoods.skewed import SkewedNoise
-        >>> shares, skew = torch.tensor([0.8, 0.2, 0, 0, 0, 0]).double(), torch.tensor([0.0, 3, 0, 0, 0, 0]).double()
-        >>> noise = SkewedNoise(torch.zeros(2).double(), torch.ones(()).double(), shares, skew)
-        >>> noise.mean, bool((noise.cdf(noise.mean) > 0.5).all())  # most values lie below the mean
-        (tensor([0.9575, 0.9575], dtype=torch.float64), True)
-    """
-
-    arg_constraints: ClassVar[dict] = {}
-
-    def __init__(self, loc: Tensor, square: Tensor, shares: Tensor, skew: Tensor, spread: Tensor | float = 0.0):
-        widths = torch.tensor(WIDTHS, dtype=loc.dtype, device=loc.device).square()
-        self.loc, self.shares = loc, shares.unsqueeze(-2)  # (..., 1, K)
-        variance = square.unsqueeze(-1) * widths  # (..., n, K)
-        self.shift = variance.sqrt() * skew.unsqueeze(-2)
-        self.normal = variance + (spread.unsqueeze(-1) if isinstance(spread, Tensor) else spread)
-        self.total = self.shift.square() + self.normal
-        super().__init__(loc.shape, validate_args=False)
-
-    @property
-    def mean(self) -> Tensor:
-        return self.loc + self._mean_noise()
-
-    @property
-    def variance(self) -> Tensor:
-        return (self.shares * self.total).sum(-1).expand_as(self.loc) - self._mean_noise().square()
-
-    def _mean_noise(self) -> Tensor:
-        return math.sqrt(2 / math.pi) * (self.shares * self.shift).sum(-1)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        e = (value - self.loc).unsqueeze(-1)
-        normal = -0.5 * (torch.log(2 * math.pi * self.total) + e.square() / self.total)
-        skewed = torch.special.log_ndtr(e * self.shift / (self.total * self.normal).sqrt())
-        return torch.logsumexp(self.shares.log() + math.log(2.0) + normal + skewed, -1)
-
-    def cdf(self, value: Tensor) -> Tensor:
-        z = (value - self.loc).unsqueeze(-1) / self.total.sqrt()
-        skew = (self.shift / self.normal.sqrt()).expand_as(z)
-        below = torch.special.erfc(-z / math.sqrt(2)) / 2 - 2 * OwensT.apply(z, skew)
-        return (self.shares * below).sum(-1).clamp(0.0, 1.0)
-
-    def draw(self, generator: torch.Generator | None = None) -> Tensor:
-        """
-        One draw for each value of f.
-
-        :param generator: Source of random numbers.
-        """
-        options: dict[str, Any] = {"dtype": self.loc.dtype, "device": self.loc.device, "generator": generator}
-        u = torch.rand((*self.loc.shape, 1), **options)
-        index = (u > self.shares.cumsum(-1)).sum(-1, keepdim=True).clamp(max=len(WIDTHS) - 1)
-        shape = (*self.loc.shape, len(WIDTHS))
-        shift, normal = (each.expand(shape).gather(-1, index).squeeze(-1) for each in (self.shift, self.normal))
-        h, z = torch.randn(self.loc.shape, **options).abs(), torch.randn(self.loc.shape, **options)
-        return self.loc + shift * h + normal.sqrt() * z
-
-    @torch.no_grad()
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        return self.expand(torch.Size(sample_shape) + self.loc.shape).draw()
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> SkewedNoise:
-        new = SkewedNoise.__new__(SkewedNoise)
-        new.loc, new.shares = self.loc.expand(batch_shape), self.shares
-        new.shift, new.normal, new.total = self.shift, self.normal, self.total
-        super(SkewedNoise, new).__init__(new.loc.shape, validate_args=False)
-        return new
-
-
-def shape_variance(shares: Tensor, skew: Tensor) -> Tensor:
-    r"""
-    The variance of the noise where :math:`\sigma = 1`, `(...)`.
-
-    :param shares: :math:`\pi`, `(..., K)`.
-    :param skew: :math:`\delta`, `(..., K)`.
-    """
-    one = torch.ones((*shares.shape[:-1], 1), dtype=shares.dtype, device=shares.device)
-    return SkewedNoise(torch.zeros_like(one), one, shares, skew).variance.squeeze(-1)
-
-
-class OwensT(torch.autograd.Function):
-    """Owen's T function, by SciPy, with its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, a: Tensor) -> Tensor:
-        """
-        :param h: Where.
-        :param a: Slope, of the same shape.
-        """
-        ctx.save_for_backward(h, a)
-        return torch.from_numpy(scipy.special.owens_t(h.detach().cpu().numpy(), a.detach().cpu().numpy())).to(h)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        """
-        :param grads: The gradient of the result.
-        """
-        h, a = ctx.saved_tensors
-        in_h = -torch.exp(-h.square() / 2) / math.sqrt(2 * math.pi) * torch.erf(a * h / math.sqrt(2)) / 2
-        in_a = torch.exp(-h.square() * (1 + a.square()) / 2) / (2 * math.pi * (1 + a.square()))
-        return grads[0] * in_h, grads[0] * in_a
 
 
 class SkewedObservation(GaussianObservation):
@@ -244,6 +136,13 @@ class SkewedAugmentation(Augmentation):
         if _is_gaussian(parameters):
             rest = (1 - START_SHARE) / (len(WIDTHS) - 1)
             parameters["shares"] = torch.tensor([START_SHARE, *[rest] * (len(WIDTHS) - 1)], dtype=torch.float64)
+        parameters = self._drawn(parameters, sum_rows, rng)
+        for candidates in (self._shifted_components, self._other_skews):
+            parameters = self._chosen(candidates(parameters, rng), sum_rows, rng)
+        return parameters
+
+    def _drawn(self, parameters: Parameters, sum_rows: SumRows, rng: np.random.Generator) -> Parameters:
+        """Noise, skews and shares from their conditionals, given components and h."""
         latent, size = self._latent(parameters, rng), len(WIDTHS)
 
         def sums(batch: Batch, f: Tensor, first_row: int) -> Tensor:
@@ -264,6 +163,58 @@ class SkewedAugmentation(Augmentation):
         gammas = rng.standard_gamma(prior + count.numpy()).clip(min=1e-300)
         shares = torch.from_numpy(gammas / gammas.sum())
         return {"noise": torch.tensor(drawn, dtype=torch.float64), "shares": shares, "skew": skew}
+
+    def _shifted_components(self, parameters: Parameters, rng: np.random.Generator) -> list[Parameters]:
+        """Shares and skews moved by a component or two, in turn, and a noise that makes up for it, nearly."""
+        if not self.model.is_free:
+            return [parameters]
+        by, level = rng.integers(-1, 2, NUM_CANDIDATES), steps(rng, NUM_CANDIDATES, *LEVELS)
+        moves = [(int(shift), float(change)) for shift, change in zip(by - by[0], level, strict=True)]
+        return [
+            {
+                "noise": parameters["noise"] * math.exp(change) * RATIO ** (-2 * shift),
+                "shares": parameters["shares"].roll(shift),
+                "skew": parameters["skew"].roll(shift),
+            }
+            for shift, change in moves
+        ]
+
+    def _other_skews(self, parameters: Parameters, rng: np.random.Generator) -> list[Parameters]:
+        """One component's skew changed, and a noise that makes up for it, nearly."""
+        shares, skew, noise = parameters["shares"], parameters["skew"], parameters["noise"]
+        k = min(int(torch.searchsorted(shares.cumsum(0), rng.random())), len(WIDTHS) - 1)
+        by, level = steps(rng, NUM_CANDIDATES, *SKEWS), steps(rng, NUM_CANDIDATES, *LEVELS)
+        candidates = []
+        for change, factor in zip(by, np.exp(level), strict=True):
+            other = skew.clone()
+            other[k] += change
+            same_width = (1 + skew[k].square()) / (1 + other[k].square())
+            level_noise = noise * same_width * factor if self.model.is_free else noise
+            candidates.append({"noise": level_noise, "shares": shares, "skew": other})
+        return candidates
+
+    def _chosen(self, candidates: list[Parameters], sum_rows: SumRows, rng: np.random.Generator) -> Parameters:
+        """One of them, by its density with components and h integrated out."""
+        if len(candidates) == 1:
+            return candidates[0]
+
+        def log_likelihoods(batch: Batch, f: Tensor, first_row: int) -> Tensor:
+            e = batch.y - f if batch.weight is None else (batch.y - f) * batch.weight.sqrt()
+            noises = (
+                SkewedNoise(torch.zeros_like(e), *(each[name].to(e) for name in ("noise", "shares", "skew")))
+                for each in candidates
+            )
+            return torch.stack([noise.log_prob(e).sum() for noise in noises])
+
+        log_prior = np.array([self._log_prior(each) for each in candidates])
+        return candidates[choose(sum_rows(log_likelihoods, len(candidates)).cpu().numpy() + log_prior, rng)]
+
+    def _log_prior(self, parameters: Parameters) -> float:
+        """The log density of log noise, shares and skews, up to a constant."""
+        noise, log_shares = float(parameters["noise"]), parameters["shares"].log()
+        shares = (FIRST_SHARE - 1) * log_shares[0] + (OTHER_SHARE - 1) * log_shares[1:].sum()
+        own = self.model.log_density(noise) + math.log(noise) if self.model.is_free else 0.0
+        return own + float(shares - parameters["skew"].square().sum() / (2 * SKEW_SD**2))
 
     def _latent(
         self, parameters: Parameters, rng: np.random.Generator

@@ -14,6 +14,7 @@ import torch.distributed
 from calibration import check_ranks_are_uniform
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.priors import LogNormalPrior
 from processes import run_processes
 
 import gpytorch_tkrr as tkrr
@@ -22,6 +23,8 @@ from gpytorch_tkrr.data.source import Batch
 from gpytorch_tkrr.model.augmentation.log_chi_squared import MEANS, PROBABILITIES, VARIANCES, draw_components
 from gpytorch_tkrr.model.likelihoods.base import observe
 from gpytorch_tkrr.model.likelihoods.heteroskedastic import CONSTANT_PART, factors_of
+from gpytorch_tkrr.model.likelihoods.skewed import FIRST_SHARE, OTHER_SHARE, SKEW_SD
+from gpytorch_tkrr.model.likelihoods.skewed_noise import WIDTHS
 from gpytorch_tkrr.sampling.priors import TAU_SHAPE
 from gpytorch_tkrr.sampling.second_function import JointSampler
 
@@ -104,30 +107,35 @@ def test_targets_of_the_second_regression_are_log_squares():
     torch.testing.assert_close(1 / (w * weight), torch.tensor(VARIANCES).double()[nearest.indices])
 
 
-def kernel_of_g():
+def kernel_of_g(outputscale):
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2)).double()
-    kernel.outputscale, kernel.base_kernel.lengthscale = 1.5, 0.5
+    kernel.outputscale, kernel.base_kernel.lengthscale = outputscale, 0.5
     for parameter in kernel.parameters():
         parameter.requires_grad_(False)
     return kernel
 
 
 @pytest.mark.filterwarnings("ignore:All components have died")
-@pytest.mark.parametrize("tails", ["normal", pytest.param("student", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tails", ["normal", *(pytest.param(t, marks=pytest.mark.slow) for t in ("student", "skewed"))])
 def test_ranks_are_uniform(tails):
     """
-    Simulation-based calibration: g at two points and the parameters of tails; the noise is known. Skewed noise has a
-    test of its joint distribution instead: its chains of 30 rows forget their normal start too slowly.
+    Simulation-based calibration: the log noise at two points, and parameters of the tails. Wide components of narrow
+    noise and narrow ones of wide noise are nearly the same: with skewed noise chains are longer.
     """
     x = torch.from_numpy(np.random.default_rng(0).random((30, 2)))
     watched = torch.tensor([[0.2, 0.7], [0.6, 0.3]], dtype=torch.float64)
+    is_free = tails == "skewed"  # the level of the noise has a parameter of its own
+    outputscale = 0.5 if is_free else 1.5
 
     def new():
-        shape = {} if tails == "normal" else {tails: True}
-        likelihood = tkrr.HeteroskedasticLikelihood(kernel_of_g(), **shape, rank=2, num_basis=5).double()
+        options = {} if tails == "normal" else {tails: True}
+        if is_free:
+            options["noise_prior"] = LogNormalPrior(-0.7, 1.0)
+        kernel = kernel_of_g(outputscale)
+        likelihood = tkrr.HeteroskedasticLikelihood(kernel, **options, rank=2, num_basis=5).double()
         likelihood.noise_domain, likelihood.num_basis = tkrr.Domain(torch.full((2,), 0.5), 1.1), (5, 5)
         likelihood.noise = 0.5
-        likelihood.raw_noise.requires_grad_(False)
+        likelihood.raw_noise.requires_grad_(is_free)
         return likelihood
 
     modes = new().separate().modes
@@ -135,22 +143,33 @@ def test_ranks_are_uniform(tails):
 
     def simulate(f, rng):
         tau = torch.from_numpy(rng.gamma(TAU_SHAPE, 2 ** (1 / 2) / TAU_SHAPE, (2, 1)))
-        sds = [(mode.covariance().variances.detach() * 1.5**0.5 / tau).sqrt() for mode in modes]
+        sds = [(mode.covariance().variances.detach() * outputscale**0.5 / tau).sqrt() for mode in modes]
         factors = [sd * torch.from_numpy(rng.standard_normal(sd.shape)) for sd in sds]
-        shape, e = [], rng.standard_normal(30)
+        shape, noise, e = [], 0.5, rng.standard_normal(30)
         if tails == "student":
             shape = [2 + rng.gamma(2.0, 10.0)]
             e = rng.standard_t(shape[0], 30)
-        y = f + math.sqrt(0.5) * (sum_products(bases, factors, x) / 2).exp() * torch.from_numpy(e)
-        return [*sum_products(bases, factors, watched).tolist(), *shape], y, new()
+        elif tails == "skewed":
+            noise = rng.lognormal(-0.7, 1.0)
+            shares, skew = rng.dirichlet([FIRST_SHARE, *[OTHER_SHARE] * 5]), SKEW_SD * rng.standard_normal(6)
+            k = rng.choice(6, 30, p=shares)
+            e = np.array(WIDTHS)[k] * (skew[k] * np.abs(e) + rng.standard_normal(30))
+            shape = [shares[0], float((shares * skew) @ WIDTHS)]
+        y = f + math.sqrt(noise) * (sum_products(bases, factors, x) / 2).exp() * torch.from_numpy(e)
+        return [*(sum_products(bases, factors, watched) + math.log(noise)).tolist(), *shape], y, new()
 
     def watch(posterior):
-        g = sum_products(bases, factors_of(posterior.parameters), watched)  # (S, 2)
-        names = ["deg_free"] if tails == "student" else []
-        return torch.cat([g, *(posterior.parameters[name].reshape(len(g), -1)[:, :1] for name in names)], -1)
+        drawn = posterior.parameters
+        g = sum_products(bases, factors_of(drawn), watched) + drawn["noise"].log().unsqueeze(-1)  # (S, 2)
+        shape = [drawn["deg_free"]] if tails == "student" else []
+        if tails == "skewed":
+            shape = [drawn["shares"][:, 0], (drawn["shares"] * drawn["skew"]) @ torch.tensor(WIDTHS).double()]
+        return torch.cat([g, *(values.unsqueeze(-1) for values in shape)], -1)
 
-    num_fits = 12 if tails == "normal" else 30
-    check_ranks_are_uniform(simulate, watch, num_rows=30, num_fits=num_fits, num_warmup=20, num_draws=40)
+    options = {"num_fits": 12 if tails == "normal" else 30, "num_warmup": 20, "num_draws": 40}
+    if tails == "skewed":
+        options = {"num_fits": 30, "num_warmup": 200, "num_draws": 300, "thin": 15}
+    check_ranks_are_uniform(simulate, watch, num_rows=30, **options)
 
 
 # Fits

@@ -14,14 +14,8 @@ import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.source import Batch
 from gpytorch_tkrr.model.likelihoods.base import observe
 from gpytorch_tkrr.model.likelihoods.noise import NOISE_SCALE, NOISE_SHAPE, NoiseModel
-from gpytorch_tkrr.model.likelihoods.skewed import (
-    FIRST_SHARE,
-    OTHER_SHARE,
-    SKEW_SD,
-    WIDTHS,
-    SkewedAugmentation,
-    SkewedNoise,
-)
+from gpytorch_tkrr.model.likelihoods.skewed import FIRST_SHARE, OTHER_SHARE, SKEW_SD, SkewedAugmentation
+from gpytorch_tkrr.model.likelihoods.skewed_noise import WIDTHS, SkewedNoise
 
 SHARES = torch.tensor([[0.6, 0.1, 0.1, 0.1, 0.05, 0.05], [0.98, 0.01, 0.01, 0.0, 0.0, 0.0]], dtype=torch.float64)
 SKEW = torch.tensor([[1.0, -2.0, 0.0, 4.0, 0.5, 0.5], [-3.0, 0.0, 1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
