@@ -320,7 +320,7 @@ def _verdict(
     limit = f" ({num_limits} in the limit of many components)" if num_limits else ""
     message = (
         f"{posterior.num_draws} draws of {len(chains)} chain(s){limit}, rank {posterior.rank}, "
-        f"{min(sizes)} to {max(sizes)} functions per dimension."
+        f"{min(sizes)} to {max(sizes)} functions for each input."
     )
     worst = max(value for name, value in rhat.items() if name not in problem.hyperparameters.names)
     if len(chains) > 1 and worst > MAX_RHAT:

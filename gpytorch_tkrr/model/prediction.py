@@ -157,6 +157,14 @@ class Prediction:
         parts = [self._quantiles(q.reshape(-1, 1), f, rows) for f, rows in self._smoothed()]
         return self._joined(parts, (*q.shape, *self._shape))
 
+    def confidence_region(self) -> tuple[Tensor, Tensor]:
+        """
+        The central 95 % interval of y, two tensors `(..., n)`. It has the name that GPyTorch's distributions give to
+        mean ± 2 standard deviations; here it is made of quantiles.
+        """
+        lower, upper = self.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+        return lower, upper
+
     @torch.no_grad()
     def sample(self, num_samples: int, *, seed: int | None = None) -> Tensor:
         """

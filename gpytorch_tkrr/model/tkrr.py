@@ -161,8 +161,14 @@ class TKRR(LowRankModel):
     def posterior(self) -> Posterior:
         """The posterior over the weights; :class:`NotFittedError` before a fit."""
         if self._posterior is None:
-            raise NotFittedError("The model has not been fitted. Call gpytorch_tkrr.fit_als(model) first.")
+            raise NotFittedError("The model has not been fitted. Call fit_gibbs(model) or fit_als(model) first.")
         return self._posterior
+
+    def extra_repr(self) -> str:
+        """The sizes that are not seen in the modules below."""
+        sizes = [self.num_basis] if isinstance(self.num_basis, int) else self.num_basis
+        counts = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+        return f"{self.weights!r}, num_basis={counts}, {'not fitted' if self._posterior is None else 'fitted'}"
 
     def set_posterior(self, posterior: Posterior, penalty: Penalty | None = None) -> None:
         """
@@ -416,11 +422,13 @@ class TKRR(LowRankModel):
     def _checked_inputs(self, x: Any, finite: bool = True) -> Tensor:
         """Inputs `(..., n, D)`."""
         x = self.as_inputs(x)
+        given = tuple(x.shape)
         x = at_least_single(x.unsqueeze(-1) if x.dim() == 1 else x)
         if self.covar_module is None:
             raise NotFittedError("The model has neither kernel nor data. Give one of them, or load a state_dict.")
         if x.shape[-1] != self.num_dims:
-            raise InputError(f"Inputs must have {self.num_dims} columns; got shape {tuple(x.shape)}.")
+            hint = " A single row is x[None]." if given == (self.num_dims,) else ""
+            raise InputError(f"Inputs must have {self.num_dims} columns; got shape {given}.{hint}")
         if finite and (bool(x.isinf().any()) or (self.missing is None and bool(x.isnan().any()))):
             raise InputError(
                 "The test inputs hold NaN or infinite values. (A model with missing='integrate' takes NaN as missing.)"

@@ -54,6 +54,12 @@ def test_quantiles_invert_the_distribution_function(q):
     np.testing.assert_allclose(made.cdf(made.quantile(q)), np.full(N, q), rtol=1e-9 if q < 0.99 else 1e-15)
 
 
+def test_confidence_region_holds_95_percent():
+    made, _, _ = mixture(GaussianLikelihood())
+    lower, upper = made.confidence_region()
+    np.testing.assert_allclose(made.cdf(upper) - made.cdf(lower), np.full(N, 0.95), rtol=1e-9)
+
+
 def test_quantiles_of_targets_are_the_targets():
     made, _, _ = mixture(GaussianLikelihood())
     y = torch.linspace(-2, 2, N, dtype=torch.float64)

@@ -381,3 +381,19 @@ def test_likelihoods_that_are_not_known_are_refused():
         tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(batch_shape=torch.Size([2])))
     with pytest.raises(tkrr.InputError, match="floating-point"):
         tkrr.TKRR((10 * x).long(), y, gpytorch.likelihoods.GaussianLikelihood())
+
+
+def test_repr_shows_sizes_and_whether_it_is_fitted():
+    x = torch.rand(20, 2)
+    model = tkrr.TKRR(x, x[:, 0], gpytorch.likelihoods.GaussianLikelihood(), rank=2, num_basis=[4, 6])
+    assert "CP(2), num_basis=4 to 6, not fitted" in repr(model)
+    tkrr.fit_als(model, max_sweeps=1, seed=0)
+    assert "num_basis=4 to 6, fitted" in repr(model)
+
+
+def test_a_single_row_without_its_dimension_gets_a_hint():
+    x = torch.rand(20, 3)
+    model = tkrr.TKRR(x, x[:, 0], gpytorch.likelihoods.GaussianLikelihood(), rank=1, num_basis=3)
+    tkrr.fit_als(model, max_sweeps=1, seed=0)
+    with pytest.raises(tkrr.InputError, match=r"got shape \(3,\)\. A single row is x\[None\]"):
+        model.predict(torch.rand(3))
