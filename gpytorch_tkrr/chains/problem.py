@@ -19,12 +19,12 @@ from ..cp.start import Screening
 from ..data.training import TrainingData
 from ..errors import InputError
 from ..features.represented import range_grids
-from ..features.separable import num_basis_needed
+from ..features.separable import count_per_dimension, num_basis_needed
 from ..model.draws import DrawsPosterior
 from ..model.likelihoods.base import Parameters
 from ..model.warp import InputWarp
 from ..sampling.hyperparameters import Hyperparameters
-from ..sampling.plan import Plan
+from ..sampling.plan import MANY_INPUTS, Plan, affordable_functions
 from ..sampling.priors import GibbsState, WeightPrior
 from ..sampling.sampler import FIRST_STEP, GibbsSampler
 from ..sampling.second_function import JointSampler, SecondFit
@@ -110,6 +110,8 @@ class GibbsProblem:
         fitted = model.factors_to_start_from()
         if fitted is not None:
             self.als_factors = self.resized([factor.squeeze(0) / self.share for factor in fitted.factors])
+        if earlier is None and not self.als_factors:
+            self._afford_functions()
         self.start_counts = model.num_basis
 
     def _bases(self) -> list[Any]:
@@ -224,13 +226,24 @@ class GibbsProblem:
 
     def adapt_functions(self) -> None:
         """As many sines in each mode as its present lengthscale needs, and no more than it has distinct values."""
+        self.resize(self._num_needed())
+
+    def _num_needed(self) -> list[int]:
         model = self.model
         assert model.covar_module is not None and model.domain is not None
         limits = model.max_num_basis or [MAX_NUM_BASIS] * self.num_dims
         most = [min(limit, MAX_NUM_BASIS) for limit in limits]
         needed = num_basis_needed(model.covar_module, model.domain, most, TAIL)
         wanted = [max(math.ceil(1.25 * num), MIN_NUM_BASIS) for num in needed]
-        self.resize([min(pair) for pair in zip(wanted, most, strict=True)])
+        return [min(pair) for pair in zip(wanted, most, strict=True)]
+
+    def _afford_functions(self) -> None:
+        """With many inputs, no more functions to start with than a sweep can afford or the default kernel needs."""
+        if self.num_dims <= MANY_INPUTS or not self.model.limits_num_basis:
+            return
+        sines = count_per_dimension(self.model.num_basis, self.num_dims)
+        most = affordable_functions(self.num_dims) - 2  # beside the constant and the linear function
+        self.resize([min(num, max(most, needed)) for num, needed in zip(sines, self._num_needed(), strict=True)])
 
     def resized(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """

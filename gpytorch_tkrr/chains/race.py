@@ -14,6 +14,7 @@ from ..cp.design import Design
 from ..cp.start import Screening
 from ..model.warp import InputWarp
 from ..sampling.plan import (
+    MANY_INPUTS,
     MANY_ROWS,
     MIN_RACE_HELD_OUT,
     MIN_RANK,
@@ -36,7 +37,8 @@ def race(problem: GibbsProblem, saved: dict[str, Any] | None = None) -> None:
     :param problem: What is to be sampled.
     :param saved: The state of a fit where this has been decided before.
     """
-    if problem.als_factors or not problem.can_score or not problem.model.races_warp:
+    is_wide = problem.num_dims > MANY_INPUTS
+    if is_wide or problem.als_factors or not problem.can_score or not problem.model.races_warp:
         return
     found = _crowded(problem)
     if saved is None:

@@ -36,6 +36,10 @@ PROCESS_BYTES = 1 << 29
 #: Sweeps of the warm-up: on the first rows, and on each larger number.
 FIRST_STAGE, LATER_STAGE = 50, 10
 
+#: With more inputs than this a sweep has so many visits that there are fewer sweeps, at least half of them, and no
+#: short chains that decide about warps and components: these would cost more than the chain itself.
+MANY_INPUTS = 40
+
 #: The share of the rows that several chains leave out at first, to be weighed by them, and rows that are enough for it.
 HELD_OUT, MAX_HELD_OUT = 0.15, 1000
 
@@ -129,19 +133,35 @@ class Plan:
         if can_score and num_warmup is None and num_chains > 1:
             num_held_out = min(int(HELD_OUT * num_rows), MAX_HELD_OUT)
             rows = (num_rows - num_held_out, num_rows) if len(rows) == 1 else rows
+        shrink = max(min(MANY_INPUTS / num_dims, 1.0), 0.5)
         if num_warmup is None:
-            sweeps = [FIRST_STAGE] + [LATER_STAGE] * (len(rows) - 1)
+            sweeps = [round(shrink * FIRST_STAGE)] + [LATER_STAGE] * (len(rows) - 1)
         else:
             later = num_warmup // 10 if num_warmup else 0
             sweeps = [num_warmup - later * (len(rows) - 1)] + [later] * (len(rows) - 1)
         if num_draws is None:
-            num_draws = MANY_DRAWS if num_chains <= 2 else FEW_DRAWS
+            num_draws = round(shrink * (MANY_DRAWS if num_chains <= 2 else FEW_DRAWS))
         ends = tuple(sum(sweeps[: i + 1]) for i in range(len(sweeps)))
         num_processes = 0
         size = 8 * num_chains * num_draws * (num_rows + NUM_PRIOR_COMPONENTS) * num_dims * num_functions
         if can_integrate and num_held_out and num_rows <= ONE_PROCESS and size <= PROCESS_BYTES:
             num_processes = num_chains // 2 if num_rows <= HALF_PROCESSES else 1
         return cls(num_chains, rank, rows, ends, num_draws, num_warmup is not None, num_held_out, num_processes)
+
+
+def affordable_functions(num_dims: int) -> int:
+    """
+    Functions of each mode to start with, at most: such that the factorisations of a sweep are within the bound on its
+    multiplications, with as many components as a chain starts with at least.
+
+    :param num_dims: D.
+
+    Example:
+        >>> from gpytorch_tkrr.sampling.plan import affordable_functions
+        >>> affordable_functions(8), affordable_functions(128)
+        (33, 13)
+    """
+    return int((EVERY_SWEEP_COST / num_dims) ** (1 / 3) / MIN_RANK)
 
 
 def _stage_rows(num_rows: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from gpytorch_tkrr.chains.chain import Chain
 from gpytorch_tkrr.data.source import TensorSource
 from gpytorch_tkrr.inference import gibbs
 from gpytorch_tkrr.sampling import workers
-from gpytorch_tkrr.sampling.plan import MAX_RANK, MIN_RANK, WINDOW, Plan, has_settled
+from gpytorch_tkrr.sampling.plan import MAX_RANK, MIN_RANK, WINDOW, Plan, affordable_functions, has_settled
 from gpytorch_tkrr.sampling.pooling import PRIOR_ROWS, kept_draws, stacking_weights
 
 NOTHING = {"rank": None, "num_warmup": None, "num_draws": None, "num_chains": None}
@@ -38,6 +38,30 @@ def test_chains_get_fewer_and_stages_more_with_the_rows():
     assert len(Plan.choose(100, 100, 10, 5, **NOTHING, can_score=False).rows) == 1
     assert [Plan.choose(2_000, 100, 10, d, **NOTHING).num_chains for d in (5, 13, 20, 128)] == [4, 3, 2, 1]
     assert plans[0].rank == MIN_RANK and plans[-1].rank == MIN_RANK
+
+
+def test_with_many_inputs_there_are_fewer_visits_and_smaller_factorisations(monkeypatch):
+    plans = {d: Plan.choose(2_000, 100, 10, d, **NOTHING) for d in (20, 40, 50, 128, 1000)}
+    sweeps = {d: plan.ends[0] for d, plan in plans.items()}
+    assert sweeps == {20: 50, 40: 50, 50: 40, 128: 25, 1000: 25}
+    assert [plans[d].num_draws for d in (40, 50, 128)] == [40, 32, 20]
+    assert Plan.choose(2_000, 100, 10, 128, **{**NOTHING, "num_draws": 40}).num_draws == 40
+
+    seen = []
+
+    class Stop(Exception):
+        pass
+
+    def stop(problem, *args):
+        seen.append([mode.num_functions for mode in problem.separable.modes])
+        raise Stop
+
+    monkeypatch.setattr(gibbs.GibbsProblem, "choose_plan", stop)
+    for num_dims in (8, 80):
+        x = torch.rand(120, num_dims, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        with pytest.raises(Stop):
+            tkrr.fit_gibbs(tkrr.TKRR(x, x[:, 0], gpytorch.likelihoods.GaussianLikelihood()), seed=0)
+    assert set(seen[0]) == {22} and set(seen[1]) == {affordable_functions(80)}
 
 
 def test_what_is_given_is_taken():
