@@ -34,7 +34,7 @@ from .hilbert.kernel import HilbertKernel
 from .hilbert.prediction import by_functions, split_covariance
 from .hilbert.sampled import random_twin, reject_failed_steps
 from .inference.arviz import inference_data, regression_to_arviz
-from .model.likelihoods.base import observe
+from .model.likelihoods.registry import observe
 from .operators.capacitance import root
 
 try:

@@ -16,7 +16,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from ..model.likelihoods.base import observe
+from ..model.likelihoods.registry import observe
 from .robust import OutlierLikelihood
 
 #: At most so many rows.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..model.likelihoods.base import Parameters
+from ..model.likelihoods.augmented import Parameters
 from .problem import GibbsProblem, is_limit
 
 

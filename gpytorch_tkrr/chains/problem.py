@@ -21,7 +21,7 @@ from ..errors import InputError
 from ..features.represented import range_grids
 from ..features.separable import count_per_dimension, num_basis_needed
 from ..model.draws import DrawsPosterior
-from ..model.likelihoods.base import Parameters
+from ..model.likelihoods.augmented import Parameters
 from ..model.warp import InputWarp
 from ..sampling.hyperparameters import Hyperparameters
 from ..sampling.plan import MANY_INPUTS, Plan, affordable_functions

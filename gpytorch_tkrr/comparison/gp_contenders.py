@@ -21,7 +21,7 @@ from torch import Tensor
 from ..bases.domain import Domain
 from ..errors import NotApplicableError
 from ..hilbert.kernel import HilbertKernel
-from ..model.likelihoods.base import observe
+from ..model.likelihoods.registry import observe
 from ..model.prediction import Prediction as Predicted
 from .contender import BATCH, Contender, Prediction, Scaler, register_contender
 from .distribution import Rescaled

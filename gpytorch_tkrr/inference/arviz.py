@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ..errors import InputError, NotFittedError
 from ..model.draws import DrawsPosterior
-from ..model.likelihoods.base import Observation, Parameters, Rows, is_reported
+from ..model.likelihoods.augmented import Parameters, is_reported
+from ..model.likelihoods.base import Observation, Rows
 from ..model.tkrr import TKRR
 
 #: Function values that are kept in the posterior group, at rows spread evenly over the data.

@@ -31,7 +31,8 @@ from ..features.represented import MAX_MISSING, ModeGrid, range_grids
 from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, count_per_dimension, separate
 from ..features.stationary import Sines, as_family
 from .extrapolation import MARGIN, HeldInputs, TrainingRange
-from .likelihoods.base import Observation, observe
+from .likelihoods.base import Observation
+from .likelihoods.registry import observe
 from .measure import EmpiricalMeasure, Measure
 from .posterior import Posterior
 from .rollback import rollback_on_error

@@ -19,7 +19,8 @@ from ..data.source import as_tensor, is_frame
 from ..data.training import TrainingData
 from ..errors import InputError
 from .anova import output_kernel
-from .likelihoods.base import Observation, observe
+from .likelihoods.base import Observation
+from .likelihoods.registry import observe
 from .likelihoods.tasks import TaskObservation
 from .prediction import Prediction
 from .tkrr import TKRR

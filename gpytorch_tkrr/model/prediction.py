@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .likelihoods.base import Observation, Parameters
+from .likelihoods.augmented import Parameters
+from .likelihoods.base import Observation
 
 #: Rows that are evaluated at a time.
 PIECE_ROWS = 1024

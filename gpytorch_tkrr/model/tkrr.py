@@ -38,7 +38,8 @@ from .anova import anova_kernel, times_outputs
 from .draws import DrawsPosterior
 from .extrapolation import TrainingRange
 from .laplace import LaplacePosterior, laplace_blocks
-from .likelihoods.heteroskedastic import HeteroskedasticObservation, factors_of, log_size
+from .likelihoods.heteroskedastic import HeteroskedasticObservation
+from .likelihoods.noise_function import factors_of, log_size
 from .log_noise import LogNoise
 from .low_rank import LowRankModel
 from .measure import EmpiricalMeasure, Measure

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..cp.conditional import DenseGram
 from ..cp.format import WeightFormat
 from ..cp.levels import LevelGram
-from ..model.likelihoods.base import Parameters
+from ..model.likelihoods.augmented import Parameters
 from .hyperparameters import TOTAL_SPREAD
 
 #: Smallest shape of the Gamma prior of the components' precisions.

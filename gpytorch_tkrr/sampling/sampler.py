@@ -15,7 +15,7 @@ Given all other factors, f is linear in one factor, so its conditional is Gaussi
 the evidence of its hyperparameters is known in closed form. One visit of a mode
 
 1. collects G and b of that factor from the data (for other observation models from working targets and row weights,
-   drawn given f: see :mod:`gpytorch_tkrr.model.likelihoods.base`),
+   drawn given f: see :mod:`gpytorch_tkrr.model.likelihoods.augmented`),
 2. moves :math:`\theta` by Metropolis steps on the evidence, which needs G and b only,
 3. draws the factor from its conditional,
 4. draws the noise variance, or what else the observation model has, from its conditional, by the same G and b.
@@ -46,7 +46,7 @@ from ..cp.weights import CP
 from ..data.source import RowFunction
 from ..features.represented import MAX_MISSING, ModeGrid
 from ..features.separable import SeparableKernel
-from ..model.likelihoods.base import Augmentation
+from ..model.likelihoods.augmented import Augmentation
 from . import train_prior  # noqa: F401  it registers its prior
 from .hyperparameters import Hyperparameters
 from .priors import GibbsState, WeightPrior

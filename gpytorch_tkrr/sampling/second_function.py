@@ -1,8 +1,9 @@
 r"""Two functions drawn in turn: f, and a second one g that the observation model has, such as a log variance.
 
 Before each sweep of f a sampler of the same kind visits the modes of g, whose working targets follow from f and y
-(:class:`~gpytorch_tkrr.model.likelihoods.base.SecondFunction`); then g weighs the rows for f. The state of g is kept
-among the parameters of the observation model, so that draws, checkpoints and saved models hold it as they hold these.
+(:class:`~gpytorch_tkrr.model.likelihoods.augmented.SecondFunction`); then g weighs the rows for f. The state of g is
+kept among the parameters of the observation model, so that draws, checkpoints and saved models hold it as they hold
+these.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..data.source import Working
 from ..data.training import Summary
 from ..features.represented import range_grids
 from ..model.augmentation.row_values import RowValues
-from ..model.likelihoods.base import Augmentation, Parameters, SecondFunction
+from ..model.likelihoods.augmented import Augmentation, Parameters, SecondFunction
 from .hyperparameters import Hyperparameters
 from .sampler import FIRST_STEP, GibbsSampler, GibbsState
 

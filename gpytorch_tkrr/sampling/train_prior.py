@@ -13,7 +13,7 @@ from ..cp.conditional import DenseGram
 from ..cp.format import WeightFormat
 from ..cp.levels import LevelGram
 from ..cp.train import bond_sizes
-from ..model.likelihoods.base import Parameters
+from ..model.likelihoods.augmented import Parameters
 from .hyperparameters import TOTAL_SPREAD
 from .priors import MIN_EFFECT, GibbsState, WeightPrior, move_scales
 

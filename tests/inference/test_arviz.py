@@ -18,7 +18,7 @@ from models import GP
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.inference.arviz import by_chain, gathered
-from gpytorch_tkrr.model.likelihoods.base import observe
+from gpytorch_tkrr.model.likelihoods.registry import observe
 
 az = pytest.importorskip("arviz")
 pyro = pytest.importorskip("pyro")

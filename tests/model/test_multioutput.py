@@ -13,7 +13,7 @@ from support.processes import run_processes
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.long_table import LongTable, _joined_moments
-from gpytorch_tkrr.model.likelihoods.base import observe
+from gpytorch_tkrr.model.likelihoods.registry import observe
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # GPyTorch's IndexKernel in a product
 

@@ -12,7 +12,7 @@ from gpytorch.likelihoods import BernoulliLikelihood, FixedNoiseGaussianLikeliho
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.model import prediction as prediction_module
-from gpytorch_tkrr.model.likelihoods.base import observe
+from gpytorch_tkrr.model.likelihoods.registry import observe
 from gpytorch_tkrr.model.prediction import Prediction, find_root
 
 S, N = 7, 11

@@ -14,9 +14,9 @@ from gpytorch_tkrr.cp.design import Design
 from gpytorch_tkrr.data.source import TensorSource
 from gpytorch_tkrr.data.training import TrainingData
 from gpytorch_tkrr.features.separable import separate
-from gpytorch_tkrr.model.likelihoods.base import observe
-from gpytorch_tkrr.model.likelihoods.heteroskedastic import factors_of
 from gpytorch_tkrr.model.likelihoods.noise import NOISE_SCALE, NOISE_SHAPE
+from gpytorch_tkrr.model.likelihoods.noise_function import factors_of
+from gpytorch_tkrr.model.likelihoods.registry import observe
 from gpytorch_tkrr.model.likelihoods.skewed import FIRST_SHARE, OTHER_SHARE, SKEW_SD
 from gpytorch_tkrr.sampling.hyperparameters import Hyperparameters
 from gpytorch_tkrr.sampling.priors import TAU_SHAPE, GibbsState

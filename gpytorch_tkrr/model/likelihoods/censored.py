@@ -18,10 +18,12 @@ from torch import Tensor
 
 from ...data.source import Batch, Working
 from ...errors import InputError
-from .base import Augmentation, Parameters, Rows, register
+from .augmented import Augmentation, Parameters
+from .base import Rows
 from .gaussian import GaussianAugmentation, GaussianObservation
 from .noise import NoiseModel
 from .probit import truncated_noise
+from .registry import register
 
 #: Targets this close to a limit are at the limit: relative to the limit itself, which may be that of a float32, and
 #: relative to the scale of the targets, by which these are divided.

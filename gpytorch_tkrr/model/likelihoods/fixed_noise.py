@@ -9,9 +9,11 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from torch import Tensor
 
 from ...errors import InputError
-from .base import Augmentation, Parameters, Rows, register
+from .augmented import Augmentation, Parameters
+from .base import Rows
 from .gaussian import GaussianAugmentation, GaussianObservation
 from .noise import NoiseModel
+from .registry import register
 
 
 @register(FixedNoiseGaussianLikelihood)

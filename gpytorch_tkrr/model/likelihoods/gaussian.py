@@ -11,8 +11,10 @@ from torch import Tensor
 
 from ...data.source import Working, residuals
 from ...errors import InputError
-from .base import Augmentation, Observation, Parameters, Rows, per_row, register
+from .augmented import Augmentation, Parameters
+from .base import Observation, Rows, per_row
 from .noise import NoiseModel, noise_module
+from .registry import register
 
 #: The lower bound of the noise that GPyTorch sets where the user sets none. It is worth a warning if it is more than
 #: this fraction of the variance of the targets and most draws lie this close to it.

@@ -27,7 +27,9 @@ from ...data.source import Batch, Working
 from ...data.training import Summary
 from ...errors import InputError
 from ..augmentation.polya_gamma import polya_gamma
-from .base import Augmentation, Observation, Parameters, Rows, SumRows, per_row, refuse, register
+from .augmented import Augmentation, Parameters, SumRows
+from .base import Observation, Rows, per_row
+from .registry import refuse, register
 
 #: Bounds of the dispersion where the user sets none, and how many times the mean count it may then be, if that is more
 #: than 1. There the variance of an average row is 5 % above that of a Poisson distribution; above, chains move slowly.

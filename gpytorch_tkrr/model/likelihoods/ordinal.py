@@ -19,7 +19,9 @@ from ...data.source import Batch, Working
 from ...data.training import Summary
 from ...errors import InputError
 from ..augmentation.candidates import NUM_CANDIDATES, choose, steps
-from .base import Augmentation, Observation, Parameters, Rows, SumRows, per_row, register
+from .augmented import Augmentation, Parameters, SumRows
+from .base import Observation, Rows, per_row
+from .registry import register
 
 #: Standard deviation of the normal prior of cut points.
 CUT_SD = 5.0

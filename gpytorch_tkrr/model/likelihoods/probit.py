@@ -22,7 +22,9 @@ from ...data.keyed import row_uniform
 from ...data.source import Batch, Working
 from ...data.training import Summary
 from ...errors import InputError
-from .base import Augmentation, Observation, Parameters, Rows, per_row, register
+from .augmented import Augmentation, Parameters
+from .base import Observation, Rows, per_row
+from .registry import register
 
 
 @register(BernoulliLikelihood)

@@ -38,7 +38,8 @@ from torch import Tensor
 from ...data.keyed import row_uniform
 from ...data.source import Batch, Working, residuals
 from ..augmentation.candidates import choose, steps
-from .base import Augmentation, Parameters, Rows, SumRows
+from .augmented import Augmentation, Parameters, SumRows
+from .base import Rows
 from .gaussian import GaussianObservation
 from .noise import NoiseModel
 from .probit import truncated_noise

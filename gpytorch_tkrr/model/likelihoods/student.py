@@ -26,9 +26,11 @@ from torch import Tensor
 from ...data.source import Batch, Working, residuals
 from ..augmentation.candidates import choose, steps
 from ..augmentation.keyed import row_gamma
-from .base import Augmentation, Parameters, Rows, SumRows, per_row, register
+from .augmented import Augmentation, Parameters, SumRows
+from .base import Rows, per_row
 from .gaussian import GaussianObservation
 from .noise import NoiseModel
+from .registry import register
 
 #: Shape and rate of the default Gamma prior of the degrees of freedom above their lower bound.
 DEG_FREE_SHAPE, DEG_FREE_RATE = 2.0, 0.1

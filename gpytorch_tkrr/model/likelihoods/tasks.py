@@ -18,9 +18,11 @@ from torch import Tensor
 
 from ...data.source import Batch, Working
 from ...errors import InputError
-from .base import Augmentation, Parameters, Rows, SumRows, register
+from .augmented import Augmentation, Parameters, SumRows
+from .base import Rows
 from .gaussian import GaussianObservation
 from .noise import NOISE_SCALE, NOISE_SHAPE, truncated_inverse_gamma
+from .registry import register
 
 
 @register(HadamardGaussianLikelihood)

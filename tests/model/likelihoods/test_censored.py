@@ -18,7 +18,7 @@ from processes import run_processes
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.source import Batch
-from gpytorch_tkrr.model.likelihoods.base import observe
+from gpytorch_tkrr.model.likelihoods.registry import observe
 from gpytorch_tkrr.sampling import plan
 
 F = torch.tensor([[-1.0, 0.2, 2.0]], dtype=torch.float64)

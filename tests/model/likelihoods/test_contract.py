@@ -18,10 +18,12 @@ from processes import run_processes
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.keyed import row_uniform
 from gpytorch_tkrr.data.source import Batch
-from gpytorch_tkrr.model.likelihoods import base
-from gpytorch_tkrr.model.likelihoods.base import Augmentation, Observation, observe, register
+from gpytorch_tkrr.model.likelihoods import registry
+from gpytorch_tkrr.model.likelihoods.augmented import Augmentation
+from gpytorch_tkrr.model.likelihoods.base import Observation
 from gpytorch_tkrr.model.likelihoods.gaussian import GaussianObservation
 from gpytorch_tkrr.model.likelihoods.noise import NoiseModel
+from gpytorch_tkrr.model.likelihoods.registry import observe, register
 
 #: Of the outliers, in units of the noise.
 WIDTH = 10.0
@@ -95,7 +97,7 @@ class ContaminatedAugmentation(Augmentation):
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setattr(base, "_OBSERVATIONS", dict(base._OBSERVATIONS))
+    monkeypatch.setattr(registry, "_OBSERVATIONS", dict(registry._OBSERVATIONS))
     register(Contaminated)(ContaminatedObservation)
 
 

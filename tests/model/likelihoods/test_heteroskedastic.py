@@ -21,8 +21,8 @@ import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.bases.basis import sum_products
 from gpytorch_tkrr.data.source import Batch
 from gpytorch_tkrr.model.augmentation.log_chi_squared import MEANS, PROBABILITIES, VARIANCES, draw_components
-from gpytorch_tkrr.model.likelihoods.base import observe
-from gpytorch_tkrr.model.likelihoods.heteroskedastic import CONSTANT_PART, factors_of
+from gpytorch_tkrr.model.likelihoods.noise_function import CONSTANT_PART, factors_of
+from gpytorch_tkrr.model.likelihoods.registry import observe
 from gpytorch_tkrr.model.likelihoods.skewed import FIRST_SHARE, OTHER_SHARE, SKEW_SD
 from gpytorch_tkrr.model.likelihoods.skewed_noise import WIDTHS
 from gpytorch_tkrr.sampling.priors import TAU_SHAPE

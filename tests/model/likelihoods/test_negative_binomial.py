@@ -18,7 +18,7 @@ from processes import run_processes
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.chains.chain import Chain
-from gpytorch_tkrr.model.likelihoods.base import observe
+from gpytorch_tkrr.model.likelihoods.registry import observe
 from gpytorch_tkrr.sampling.priors import SoftRankPrior
 
 F = torch.tensor([[-1.0, 0.2, 2.0], [0.5, -0.3, 1.0]], dtype=torch.float64)

@@ -13,8 +13,8 @@ from processes import run_processes
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.source import Batch
-from gpytorch_tkrr.model.likelihoods.base import observe
 from gpytorch_tkrr.model.likelihoods.ordinal import CUT_SD, log_between, truncated_normal
+from gpytorch_tkrr.model.likelihoods.registry import observe
 
 F = torch.tensor([[-1.0, 0.2, 2.0]], dtype=torch.float64)
 CUTS = torch.tensor([[-0.5, 0.1, 1.4]], dtype=torch.float64)

@@ -12,8 +12,8 @@ import torch
 
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.source import Batch
-from gpytorch_tkrr.model.likelihoods.base import observe
 from gpytorch_tkrr.model.likelihoods.noise import NOISE_SCALE, NOISE_SHAPE, NoiseModel
+from gpytorch_tkrr.model.likelihoods.registry import observe
 from gpytorch_tkrr.model.likelihoods.skewed import FIRST_SHARE, OTHER_SHARE, SKEW_SD, SkewedAugmentation
 from gpytorch_tkrr.model.likelihoods.skewed_noise import WIDTHS, SkewedNoise
 

@@ -21,7 +21,7 @@ import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.data.keyed import row_uniform
 from gpytorch_tkrr.data.source import Batch
 from gpytorch_tkrr.model.augmentation.keyed import row_gamma
-from gpytorch_tkrr.model.likelihoods.base import observe
+from gpytorch_tkrr.model.likelihoods.registry import observe
 from gpytorch_tkrr.model.likelihoods.student import GAUSSIAN_PART, DegreesOfFreedom, StudentCDF
 
 F = torch.tensor([[-1.0, 0.2, 2.0]], dtype=torch.float64)
