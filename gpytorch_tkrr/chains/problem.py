@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..model.tkrr import TKRR
 
 #: Where the user has given no number of sines, as many are taken as leave out this fraction of the prior variance, a
-#: quarter more, and at least and at most so many.
+#: quarter more, between these two numbers.
 TAIL, MIN_NUM_BASIS, MAX_NUM_BASIS = 1e-3, 4, 32
 
 #: All components have died where none has a mean square above this fraction of the targets' variance, nor above what

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..sklearn.classifier import TKRRClassifier
     from ..sklearn.regressor import TKRRRegressor
 
-#: Share of the rows that are held out for a score, and how many at least and at most.
+#: Share of the rows that are held out for a score, and their smallest and largest number.
 HELD_OUT, MIN_HELD_OUT, MAX_HELD_OUT = 0.1, 10, 2000
 
 #: What is said instead of a score.
@@ -127,7 +127,7 @@ def fit_table(
             warnings.simplefilter("ignore", ExtrapolationWarning)  # held out by chance
             scores = held_out_scores(estimator, x[test], y[test])
             estimator.facts_["held out"] = scores
-            lines = [_score_line(scores, f"{int(test.sum())} rows held out, then used as well: ", task)]
+            lines = [_score_line(scores, f"Score of {int(test.sum())} held-out rows (the final fit uses them): ", task)]
             estimator.partial_fit(x[test], y[test])
     if task == "regression":
         lines.append(noise_line(estimator))
@@ -177,7 +177,7 @@ def fit_stream(
             estimator.facts_["held out"] = held_out_scores(
                 estimator, test[table.inputs], as_targets(test[table.target], task)
             )
-        score = _score_line(estimator.facts_["held out"], f"{len(test)} rows that the fit has not seen: ", task)
+        score = _score_line(estimator.facts_["held out"], f"Score of {len(test)} held-out rows: ", task)
     zeros = lambda values: np.zeros(len(values))  # noqa: E731  targets are not needed
     x, _ = EncodedSource(table, estimator.columns_, zeros, allow_missing=estimator.allows_missing).sample()
     rows = x[:: max(1, len(x) // MEASURE_ROWS)]

@@ -291,7 +291,7 @@ def test_rows_of_a_stream_are_held_out(frame, table, tmp_path, capsys, target, s
     model = tmp_path / "model.pt"
     assert run("fit", "--data", table, "--target", target, *SMALL, "--stream", "--output", model) == 0
     number = len(frame) // 10
-    assert f"{number} rows that the fit has not seen: " in (out := capsys.readouterr().out) and said in out
+    assert f"Score of {number} held-out rows: " in (out := capsys.readouterr().out) and said in out
     assert tkrr.load(model).facts_["rows"] == len(frame)
 
 
