@@ -31,6 +31,7 @@ from .box import input_range
 from .columns import read_columns
 from .kernels import TaskMean, default_kernel, task_likelihood
 from .outcomes import module_of_outcomes
+from .units import fit_in_units
 
 
 class DropInGP(SingleTaskGP):
@@ -162,6 +163,20 @@ class DropInGP(SingleTaskGP):
 
     _is_fitted_as_botorch = False
 
+    #: Whether the hyperparameters are those of an earlier fit, also with fewer observations.
+    _is_warm = False
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        As for SingleTaskGP. The next fit starts from there, and takes less.
+
+        :param args: See SingleTaskGP.
+        :param kwargs: See SingleTaskGP.
+        """
+        result = super().load_state_dict(*args, **kwargs)
+        self._is_warm = True
+        return result
+
     @property
     def custom_fit(self) -> Callable[..., MarginalLogLikelihood]:
         """What `fit_gpytorch_mll` calls; BoTorch's own way to fit is taken where it is missing."""
@@ -174,11 +189,14 @@ class DropInGP(SingleTaskGP):
 
     def _fit_as_botorch(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
         """
-        The fit of a SingleTaskGP.
+        The fit of a SingleTaskGP; one that starts warm is in units of its hyperparameters, for then these are known.
 
         :param mll: The marginal log likelihood that holds this model.
         :param kwargs: As for `fit_gpytorch_mll`.
         """
+        has_own_way = any(kwargs.get(name) is not None for name in ("optimizer", "closure", "closure_kwargs"))
+        if self._is_warm and self._aug_batch_shape.numel() <= 1 and not has_own_way:
+            kwargs["optimizer"] = fit_in_units
         self._is_fitted_as_botorch = True
         try:
             return fit_gpytorch_mll(mll, **kwargs)

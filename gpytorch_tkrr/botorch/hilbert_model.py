@@ -32,7 +32,8 @@ from .box import join_range
 from .columns import Columns
 from .dispatch import DISPATCHER, register_custom_fit
 from .drop_in import DropInGP
-from .pilot import NUM_ROWS, fit_pilot
+from .pilot import FIRST_GAIN, NUM_ROWS, fit_pilot
+from .units import fit_in_units
 
 #: More inputs than this are for :class:`TKRRModel`.
 MAX_DIMS = 6
@@ -52,8 +53,8 @@ CROSS_BOX_TOLERANCE = 0.05  # for each input
 #: Prior variance that the basis may leave out at either end of the lengthscales' interval, all inputs together.
 MISSING = 0.025
 
-#: BoTorch's optimisers, which take bounds of the parameters.
-BOUNDED_OPTIMIZERS = fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
+#: Optimisers that take bounds of the parameters.
+BOUNDED_OPTIMIZERS = fit_in_units, fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
 
 #: The number of functions is given here, and the reduced-rank prior is the model. To count what it leaves out as
 #: independent variance is worse: it takes the place of the noise. Measured on 500 new rows of three smooth functions
@@ -67,6 +68,11 @@ CROSS_ACCEPTED = 1 - 1e-6
 MAX_ROUNDS = 3
 BOX_RATIO = 1.1
 FEW_STEPS = 15
+
+#: With more rows than functions the last round ends where a step of L-BFGS-B raises the log posterior density of the
+#: hyperparameters by less than this. They are known no better: among draws from their posterior it varies by about the
+#: square root of half their number.
+LAST_GAIN = 0.05
 
 #: Steps of L-BFGS-B with a covariance of tasks, whose parameters are redundant: to the end it takes thousands.
 STEPS_WITH_TASKS = 100
@@ -207,35 +213,62 @@ class HilbertGPModel(DropInGP):
         if not (self._has_own_box and self._hilbert_kernels()):
             return self._fit_as_botorch(mll, **kwargs)
         if self._columns.task is not None:
-            kwargs = _with_steps(kwargs, STEPS_WITH_TASKS)
+            kwargs = _with_options(kwargs, maxiter=STEPS_WITH_TASKS)
         mll.train()
         with torch.no_grad():
             x = self.transform_inputs(self.train_inputs[0])
         self._range = join_range(self._range, x)
-        options = (kwargs.get("optimizer_kwargs") or {}).get("options")
-        kernel = self.covar_module.base_kernel
-        fit_pilot(x, self.train_targets, self.mean_module, kernel, self.likelihood, options)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ApproximationWarning)  # an optimiser may pass through what does not suit
-            for _ in range(MAX_ROUNDS - 1):  # a few steps tell which box the lengthscales ask for
-                mll.train()
-                self.update_box()
-                self._fit_within_box(mll, **_with_steps(kwargs, FEW_STEPS))
-                if not self._needs_other_box():
-                    break
+            self._find_box(mll, x, **kwargs)
             mll.train()
             self.update_box()
-            self._fit_within_box(mll, **kwargs)
+            self._fit_within_box(mll, LAST_GAIN, **kwargs)
         self._check_box(x)
         return mll
 
-    def _fit_within_box(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
-        """BoTorch's own fit, with lengthscales kept where the box represents them."""
+    def _find_box(self, mll: MarginalLogLikelihood, x: Tensor, **kwargs: Any) -> None:
+        """
+        Hyperparameters and a box that suit each other nearly. From those of an earlier fit a few steps may be enough;
+        else an exact Gaussian process of some rows has the first look.
+
+        :param mll: The marginal log likelihood that holds this model.
+        :param x: Transformed inputs.
+        :param kwargs: Of the fit.
+        """
+        if self._is_warm and self._try_box(mll, **kwargs):
+            return
+        mll.train()
+        options = (kwargs.get("optimizer_kwargs") or {}).get("options")
+        kernel = self.covar_module.base_kernel
+        fit_pilot(x, self.train_targets, self.mean_module, kernel, self.likelihood, options)
+        for _ in range(MAX_ROUNDS - 1):
+            if self._try_box(mll, **kwargs):
+                return
+
+    def _try_box(self, mll: MarginalLogLikelihood, **kwargs: Any) -> bool:
+        """A few steps in a box for the present lengthscales, and whether these then ask for no other box."""
+        mll.train()
+        self.update_box()
+        self._fit_within_box(mll, FIRST_GAIN, **_with_options(kwargs, maxiter=FEW_STEPS))
+        return not self._needs_other_box()
+
+    def _fit_within_box(self, mll: MarginalLogLikelihood, gain: float, **kwargs: Any) -> MarginalLogLikelihood:
+        """
+        BoTorch's own fit, with lengthscales kept where the box represents them.
+
+        :param mll: The marginal log likelihood that holds this model.
+        :param gain: With many rows a step with a smaller one is the last.
+        :param kwargs: Of the fit.
+        """
+        num_rows = self.train_inputs[0].shape[-2]
+        has_closure = any(kwargs.get(name) is not None for name in ("closure", "closure_kwargs"))
+        if num_rows > self._num_functions and kwargs.get("optimizer") is None and not has_closure:
+            kwargs = _with_options(kwargs, ftol=gain / num_rows)  # BoTorch divides by the number of rows
+            kwargs["optimizer"] = fit_in_units
         if kwargs.get("optimizer") in (None, *BOUNDED_OPTIMIZERS):
             settings = dict(kwargs.get("optimizer_kwargs") or {})
-            is_joint = DISPATCHER is not None or any(
-                kwargs.get(name) is not None for name in ("closure", "closure_kwargs")
-            )
+            is_joint = DISPATCHER is not None or has_closure or kwargs.get("optimizer") is fit_in_units
             settings["bounds"] = {**self._bounds(mll, is_joint), **(settings.get("bounds") or {})}
             kwargs["optimizer_kwargs"] = settings
         return self._fit_as_botorch(mll, **kwargs)
@@ -337,14 +370,21 @@ def _default_num_functions(num_dims: int) -> int:
     return NUM_FUNCTIONS.get(num_dims, CROSS_NUM_FUNCTIONS)
 
 
-def _with_steps(kwargs: dict[str, Any], num_steps: int) -> dict[str, Any]:
-    """Arguments of a fit by BoTorch's own optimiser, with at most so many steps; those of any other stay."""
+def _with_options(kwargs: dict[str, Any], **wanted: float) -> dict[str, Any]:
+    """
+    Arguments of a fit by BoTorch's own optimiser, with options of L-BFGS-B where none are given, and with fewer steps
+    where more are given; arguments of any other optimiser stay.
+
+    :param kwargs: Of `fit_gpytorch_mll`.
+    :param wanted: `maxiter`, `ftol`.
+    """
     if kwargs.get("optimizer") not in (None, fit_gpytorch_mll_scipy):
         return kwargs
     settings = dict(kwargs.get("optimizer_kwargs") or {})
-    options = settings.get("options") or {}
-    settings["options"] = {**options, "maxiter": min(num_steps, options.get("maxiter", num_steps))}
-    return {**kwargs, "optimizer_kwargs": settings}
+    options = {**wanted, **(settings.get("options") or {})}
+    if "maxiter" in wanted:
+        options["maxiter"] = min(wanted["maxiter"], options["maxiter"])
+    return {**kwargs, "optimizer_kwargs": {**settings, "options": options}}
 
 
 def _check_num_dims(num_dims: int) -> None:

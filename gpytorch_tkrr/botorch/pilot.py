@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..model.likelihoods.registry import observe
 from .robust import OutlierLikelihood
+from .units import fit_in_units
 
 #: At most so many rows.
 NUM_ROWS = 500
@@ -25,6 +26,9 @@ NUM_ROWS = 500
 #: Steps of L-BFGS-B where nothing else is said. A first look needs no more; where parameters are redundant, as those of
 #: a covariance of tasks, it would take thousands to the end.
 OPTIONS = {"maxiter": 100}
+
+#: With some of the rows a step that raises the log posterior density of the hyperparameters by less is the last.
+FIRST_GAIN = 1.0
 
 
 def fit_pilot(
@@ -43,16 +47,17 @@ def fit_pilot(
     :param options: Of SciPy's L-BFGS-B.
     """
     num_rows = x.shape[-2]
+    settings: dict[str, Any] = {"optimizer_kwargs": {"options": {**OPTIONS, **(options or {})}}}
     if num_rows > NUM_ROWS:
         rows = torch.linspace(0, num_rows - 1, NUM_ROWS, device=x.device).round().long()
         x, y = x[..., rows, :], y[..., rows]
-        if not isinstance(likelihood, OutlierLikelihood):  # which is made for these rows
+        if not isinstance(likelihood, OutlierLikelihood):  # which is made for these rows, and takes many small steps
             likelihood = observe(likelihood).of_rows(rows)
+            in_few_steps = {**OPTIONS, "ftol": FIRST_GAIN / NUM_ROWS}  # BoTorch divides by the number of rows
+            settings = {"optimizer": fit_in_units, "optimizer_kwargs": {"options": {**in_few_steps, **(options or {})}}}
     pilot = _Pilot(x, y, mean, kernel, likelihood)
     try:
-        fit_gpytorch_mll(
-            ExactMarginalLogLikelihood(likelihood, pilot), optimizer_kwargs={"options": options or OPTIONS}
-        )
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(likelihood, pilot), **settings)
     except ModelFittingError:
         pass  # the fit to all rows says so, if it is as hard
 

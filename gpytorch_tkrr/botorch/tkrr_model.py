@@ -266,7 +266,7 @@ class TKRRModel(DropInGP):
             return mll.eval()
 
     def _fit_pilots(self, options: dict[str, Any] | None) -> None:
-        """Hyperparameters of exact Gaussian processes, and boxes and bases that suit them."""
+        """Hyperparameters of exact Gaussian processes, or those of a loaded fit, and boxes and bases that suit them."""
         x, targets = self._rows()
         noise = self._noise_variances()
         for i, y in enumerate(targets):
@@ -284,9 +284,10 @@ class TKRRModel(DropInGP):
                 likelihood = OutlierLikelihood(single, min(len(y), NUM_ROWS), float(y.var(unbiased=False)))
             else:
                 read_outcome(likelihood, self.likelihood, i)
-            fit_pilot(x, y, mean, kernel, likelihood, options)
-            if self._robust_likelihood is not None:
-                model.likelihood.noise = likelihood.noise.detach().mean()
+            if not (self._is_warm and model.is_fitted):
+                fit_pilot(x, y, mean, kernel, likelihood, options)
+                if self._robust_likelihood is not None:
+                    model.likelihood.noise = likelihood.noise.detach().mean()
             domain = choose_box(kernel, *self._range, IMAGE, room=0.0).to(x)
             num_basis = None
             if model.adapts_num_basis:
@@ -323,7 +324,8 @@ class TKRRModel(DropInGP):
     ) -> Any:
         """
         As for SingleTaskGP. Between an exact and a sampled model the modules that both have are loaded, so that a model
-        with more observations starts where one with fewer ended.
+        with more observations starts where one with fewer ended. After the state of a sampled model the next fit needs
+        no exact Gaussian process.
 
         :param state_dict: A state.
         :param strict: Whether all other keys must match.

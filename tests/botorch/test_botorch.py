@@ -955,6 +955,39 @@ def test_ensemble_has_the_moments_of_the_model(num_outputs):
         TKRREnsemble(TKRRModel(*unit_data()))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch, from within botorch
+def test_ensemble_of_tasks():
+    x = torch.rand(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[:, 2] = x[:, 2].round()
+    y = torch.sin(5 * x[:, :1]) + x[:, 1:2] * (1 + x[:, 2:])
+    model = fit(TKRRModel(x, y, task_feature=2, rank=3, num_basis=6), optimizer_kwargs=QUICK)
+    ensemble = TKRREnsemble(model)
+    new = torch.rand(4, 3, 2, dtype=torch.float64)
+    posterior = ensemble.posterior(new)
+    assert posterior.values.shape == (4, 12, 3, 2)
+    torch.testing.assert_close(posterior.mean, model.posterior(new).mean)
+    torch.testing.assert_close(posterior.variance, model.posterior(new).variance, rtol=1e-4, atol=1e-4)
+    with_column = torch.cat([new, torch.ones_like(new[..., :1])], -1)
+    torch.testing.assert_close(ensemble.posterior(with_column).values, posterior.values[..., 1:])
+    torch.testing.assert_close(ensemble.posterior(new, output_indices=[1]).values, posterior.values[..., 1:])
+
+
+@pytest.mark.filterwarnings("ignore::gpytorch_tkrr.errors.ConvergenceWarning")  # short chains
+def test_ensemble_weighs_chains_as_their_draws_do():
+    x, y = unit_data(num_outputs=2)
+    model = fit(TKRRModel(x, y, rank=3, num_basis=6), optimizer_kwargs={**QUICK, "num_chains": 2})
+    first = model.outcome(0).model
+    functions = first.posterior.functions(x)  # (24, n), 12 of each chain
+    first.set_posterior(first.posterior.subset(torch.tensor([*range(12), 14, 17, 20, 23])))  # weights 3 to 1
+    expected = 0.75 * functions[:12].mean(0) + 0.25 * functions[[14, 17, 20, 23]].mean(0)
+    ensemble = TKRREnsemble(model)
+    del ensemble.outcome_transform
+    posterior = ensemble.posterior(x)
+    assert posterior.values.shape == (16, 25, 2)  # the second outcome has 24 draws
+    torch.testing.assert_close(posterior.mixture_mean[:, 0], first.mean_module(x) + expected)
+    torch.testing.assert_close(posterior.mixture_variance[:, 0], first.posterior.functions(x).var(0))
+
+
 # Closed loops
 
 
