@@ -60,7 +60,7 @@ class TKRREnsemble(EnsembleModel):
             if hasattr(model, name):
                 setattr(self, name, getattr(model, name))
 
-    def posterior(
+    def posterior(  # type: ignore[override]
         self,
         X: Tensor,
         output_indices: list[int] | None = None,

@@ -39,12 +39,12 @@ def fit_in_units(
     assert closure is None
     parameters, known = get_parameters_and_bounds(mll, requires_grad=True)
     units = _units(mll)
-    scaled = {
+    scaled: Any = {
         name: tuple(_in_unit(bound, units[name]) for bound in pair)
         for name, pair in {**known, **(bounds or {})}.items()
         if name in parameters
     }
-    in_units = _ClosureInUnits(
+    in_units: Any = _ClosureInUnits(
         get_loss_closure_with_grads(mll, parameters), parameters, torch.cat([units[name] for name in parameters])
     )
     return fit_gpytorch_mll_scipy(mll, parameters=parameters, bounds=scaled, closure=in_units, **kwargs)
@@ -88,4 +88,4 @@ class _ClosureInUnits(NdarrayOptimizationClosure):
 
     @state.setter
     def state(self, state: npt.NDArray) -> None:
-        NdarrayOptimizationClosure.state.fset(self, state * self.units)
+        NdarrayOptimizationClosure.state.fset(self, state * self.units)  # type: ignore[attr-defined]
