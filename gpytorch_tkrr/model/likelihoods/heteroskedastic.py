@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.constraints import GreaterThan, Interval, Positive
 from gpytorch.distributions import Distribution, MultivariateNormal, base_distributions
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
@@ -33,7 +33,7 @@ from ...features.box import choose_box
 from ...features.separable import SeparableKernel, separate
 from .augmented import Augmentation, Parameters
 from .base import Observation, Rows
-from .gaussian import DEFAULT_BOUND, GaussianObservation
+from .gaussian import GaussianObservation
 from .noise_function import HeteroskedasticAugmentation, LogNoiseFunction, NoiseDraws, factors_of, noise_factor
 from .registry import register
 from .skewed import SkewedObservation
@@ -63,7 +63,7 @@ class HeteroskedasticLikelihood(_OneDimensionalLikelihood):
     :param rank: Number of components of g.
     :param num_basis: Sines per input of g, or fewer for columns with fewer distinct values.
     :param noise_prior: Prior of :math:`s^2`; see :mod:`gpytorch_tkrr.sampling.hyperparameters` for the default.
-    :param noise_constraint: Bounds of :math:`s^2`, by default those of a GaussianLikelihood.
+    :param noise_constraint: Bounds of :math:`s^2`, by default those of a StudentTLikelihood: none but zero.
     :param deg_free_prior: Prior of the degrees of freedom; see :mod:`gpytorch_tkrr.model.likelihoods.student`.
     :param deg_free_constraint: Their bounds, by default those of a StudentTLikelihood.
 
@@ -111,7 +111,7 @@ class HeteroskedasticLikelihood(_OneDimensionalLikelihood):
         self.raw_noise = torch.nn.Parameter(torch.zeros(1))
         if noise_prior is not None:
             self.register_prior("noise_prior", noise_prior, _noise, _set_noise)
-        self.register_constraint("raw_noise", noise_constraint or GreaterThan(DEFAULT_BOUND))
+        self.register_constraint("raw_noise", noise_constraint or Positive())
         if student:
             self.raw_deg_free = torch.nn.Parameter(torch.zeros(1))
             if deg_free_prior is not None:
