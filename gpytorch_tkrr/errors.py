@@ -170,7 +170,7 @@ class ApproximationWarning(TKRRWarning):
         >>> x = torch.rand(9, 1)
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always", tkrr.ApproximationWarning)
-        ...     kernel.check_approximation(x, kernel.expansion(1).features(x))
+        ...     kernel.check_approximation(x)
         >>> {warning.category.__name__ for warning in caught}
         {'ApproximationWarning'}
     """

@@ -41,14 +41,14 @@ def seed() -> None:
 
 @pytest.fixture
 def count_features(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of rows of all feature matrices that a HilbertKernel has computed."""
+    """Numbers of rows of all feature matrices that a HilbertKernel has computed, but those without any."""
     counts: list[int] = []
     original = HilbertKernel.expansion
 
     def expansion(self: HilbertKernel, num_dims: int | None = None) -> Expansion:
         built = original(self, num_dims)
         evaluate = built.features
-        built.features = lambda x: (counts.append(x.shape[:-1].numel()), evaluate(x))[1]  # type: ignore[method-assign]
+        built.features = lambda x: (counts.extend([x.shape[:-1].numel()] * bool(x.numel())), evaluate(x))[1]  # type: ignore[method-assign]
         return built
 
     monkeypatch.setattr(HilbertKernel, "expansion", expansion)

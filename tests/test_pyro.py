@@ -107,10 +107,10 @@ def test_a_mean_that_is_not_drawn_does_not_bring_the_rows_back():
     gp = process(x, y, hilbert_kernel())
     gp.mean_module = ConstantMean().double()
     init, potential, _, _ = initialize_model(collapsed(gp), (x, y))
-    _, gram_cache = gp.covar_module._cache.content[2]
-    projected = gram_cache._projected[1]
+    features = gp.covar_module._cache.content[2]
+    projected = features._known.projected[1]
     potential_grad(potential, init)
-    assert gram_cache._projected[1] is projected
+    assert features._known.projected[1] is projected
 
 
 @pytest.mark.filterwarnings("ignore::gpytorch_tkrr.TKRRWarning")  # hardly any warm-up: long lengthscales

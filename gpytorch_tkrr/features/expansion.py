@@ -383,6 +383,9 @@ class Scaled(Expansion):
     def basis_parameters(self) -> list[Tensor]:
         return self.base.basis_parameters()
 
+    def products(self) -> BasisProducts | None:
+        return self.base.products()
+
 
 class _Composite(Expansion):
     def __init__(self, parts: Sequence[Expansion]):

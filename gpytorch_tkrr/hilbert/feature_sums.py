@@ -216,8 +216,9 @@ def _running_sums(kernel: Kernel, source: Source, device: torch.device) -> Itera
         for x, y, w in zip(*pieces, strict=True):
             low_rank, residual = low_rank_part(kernel, x), y - sums.shift
             sums.gram += low_rank.feature_gram(None if batch.weight is None else w)
-            sums.rhs += low_rank.features.mT @ (w * residual)
-            sums.ones += low_rank.features.mT @ w
+            rhs, ones = low_rank.feature_sums(torch.stack([w * residual, w], dim=-1)).unbind(-1)
+            sums.rhs += rhs
+            sums.ones += ones
             sums.square += residual @ (w * residual)
             sums.total += residual @ w
             sums.count += len(y)

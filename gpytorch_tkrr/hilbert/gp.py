@@ -166,7 +166,7 @@ class HilbertGP(GP):
                 f"The kernel has {low_rank.num_features} functions, but the sums over the data are of "
                 f"{len(self.sums.rhs)}. Make the model with the kernel that it was saved with."
             )
-        if low_rank.features.requires_grad:
+        if low_rank.lazy_features is None:
             raise _trained_basis()
         return low_rank
 

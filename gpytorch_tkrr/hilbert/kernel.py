@@ -36,10 +36,10 @@ from ..features.expansion import BasisFamily, Box, Expansion, expand
 from ..features.represented import MAX_MISSING, missing_fraction, missing_variance
 from ..features.stationary import Sines, SpectralProducts, as_family
 from ..operators.exact import MAX_EXACT_ROWS, ExactLinearOperator
-from ..operators.gram import GramCache
+from ..operators.lazy_features import LazyFeatures
 from ..operators.lazy_operators import HilbertCrossLinearOperator, RefusedLinearOperator
 from ..operators.observer import DataFacts, Observer
-from ..operators.operator import HilbertLinearOperator
+from ..operators.operator import HilbertLinearOperator, mean_represented
 from .multitask import ReducedRankKernel, evaluate_as_training, keep_structure_of_tasks
 from .prediction import HilbertPredictionStrategy
 from .sampled import random_twin, reject_failed_steps
@@ -152,7 +152,8 @@ class HilbertKernel(ReducedRankKernel):
         :math:`\max |K_\text{approx} - K| \le \text{tol} \cdot \max k(x, x)` over the range of `x`. Whenever the present
         hyperparameters ask for it, box and numbers are chosen again, with headroom, so that it happens a handful of
         times while a model is trained; when they need much less, the basis shrinks. The objective is smooth in between.
-        Within samplers (NUTS) the basis stays as it is.
+        Within samplers (NUTS) the basis stays as it is. While an optimiser takes large steps, a basis of more than
+        1 000 functions may be one for a larger error, as far as the noise hides it.
 
         As soon as a likelihood has told the standard deviations of the noise, :math:`\sigma`, and of the targets, s,
         the bound is :math:`\text{tol} \cdot \min(\max k(x, x), 3 s \sigma)`: with the default the posterior mean is
@@ -349,19 +350,17 @@ class HilbertKernel(ReducedRankKernel):
         x = _without_copies(x)
         # Inputs that are learned (deep kernels, inducing points) may leave the box while they are trained.
         is_data = self.training and not x.requires_grad
-        features, gram_cache = self._evaluate(expansion, x, is_data)
+        features = self._evaluate(expansion, x, is_data)
         if self._is_conditioning:
-            self.check_approximation(x, features)
-        missing = self._missing_variance(expansion, x, features, prior, gram_cache)
+            self.check_approximation(x)
+        missing = self._missing_variance(expansion, x, features, prior)
         dtype = torch.promote_types(x.dtype, self.dtype)
         batch_shape = torch.broadcast_shapes(batch_shape, prior.variances.shape[:-1])
         variances = prior.variances.expand(*batch_shape, features.shape[-1])
         part = 0.0
         if self.training and missing is not None:
-            part = float((missing.detach() / _mean_represented(prior.detach(), features.detach(), gram_cache)).max())
-        covariance = HilbertLinearOperator(
-            features, variances.to(dtype), prior.mixing, gram_cache=gram_cache, observer=self._observer(part)
-        )
+            part = float((missing.detach() / mean_represented(prior, features).detach().unsqueeze(-1)).max())
+        covariance = HilbertLinearOperator(features, variances.to(dtype), prior.mixing, observer=self._observer(part))
         if missing is None:
             return covariance._diagonal() if diag else covariance
         missing = missing.expand(*batch_shape, missing.shape[-1]).to(dtype)
@@ -440,7 +439,8 @@ class HilbertKernel(ReducedRankKernel):
         prior = expansion.covariance()
         if tolerance is None:
             return expansion, prior
-        basis = tolerance.revise(self.base_kernel, expansion, prior.detach())
+        is_step = x is not None and not self._is_conditioning
+        basis = tolerance.revise(self.base_kernel, expansion, prior.detach(), is_step=is_step)
         if basis is not None:
             domain, num_basis = self.family.as_accurate(*basis, tolerance.half_range)
             self.domain = domain.to(self.domain.center.device)
@@ -450,7 +450,7 @@ class HilbertKernel(ReducedRankKernel):
             tolerance.accept(expansion, prior.detach())
         return None if self.is_exact else (expansion, prior)
 
-    def _evaluate(self, expansion: Expansion, x: Tensor, is_data: bool) -> tuple[Tensor, GramCache | None]:
+    def _evaluate(self, expansion: Expansion, x: Tensor, is_data: bool) -> Tensor | LazyFeatures:
         """Features, from the cache where inputs and basis have the same content as last time."""
         key = [x, *expansion.basis_parameters()]  # with the structure, everything that the features depend on
         is_learned = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in key)
@@ -459,15 +459,11 @@ class HilbertKernel(ReducedRankKernel):
             return cached
         self._check_inputs(x, is_data)
         if is_learned:
-            return expansion.features(x), None
-        with torch.no_grad():
-            features = expansion.features(x)
-            if self.training:  # function-major in memory: products with one vector run twice as fast
-                features = features.mT.contiguous().mT
-        gram_cache = GramCache(expansion, x.detach().clone(), features)
+            return expansion.features(x)
+        features = LazyFeatures(x.detach().clone(), expansion=expansion)
         if self.training:
-            self._cache.store(expansion.structure, key, features, gram_cache)
-        return features, gram_cache
+            self._cache.store(expansion.structure, key, features)
+        return features
 
     def _check_inputs(self, x: Tensor, is_data: bool) -> None:
         """Refuse inputs that are not finite and, where they are training data, inputs outside the box."""
@@ -483,7 +479,7 @@ class HilbertKernel(ReducedRankKernel):
             )
 
     def _missing_variance(
-        self, expansion: Expansion, x: Tensor, features: Tensor, prior: Covariance, gram_cache: GramCache | None
+        self, expansion: Expansion, x: Tensor, features: Tensor | LazyFeatures, prior: Covariance
     ) -> Tensor | None:
         """
         Prior variance that the functions do not represent: its mean over training rows `(..., 1)`, that of each row
@@ -494,9 +490,9 @@ class HilbertKernel(ReducedRankKernel):
         exact = expansion.prior_variance(x)
         if self.training:
             exact = exact.mean(-1, keepdim=True)
-            represented = _mean_represented(prior, features, gram_cache)
+            represented = mean_represented(prior, features).unsqueeze(-1)
         else:
-            represented = prior.quadratic(features)
+            represented = prior.quadratic(features if isinstance(features, Tensor) else features.to_dense())
         missing = missing_variance(represented, exact, max(self.accepted_missing, _ROUNDING))
         if not self.training:
             self._check_new_inputs(x, missing.detach() > max(self.accepted_missing, self._accepted_error) * exact)
@@ -532,23 +528,22 @@ class HilbertKernel(ReducedRankKernel):
         )
 
     @torch.no_grad()
-    def check_approximation(self, x: Tensor, features: Tensor) -> None:
+    def check_approximation(self, x: Tensor) -> None:
         """
         Say so, once per fit, where the basis has been left behind by the hyperparameters.
 
         :param x: Training inputs `(..., N, D)`, the columns that this kernel sees; of a batch the first is looked at.
-        :param features: Their features `(..., N, M)`.
         """
         if ApproximationWarning in self._warned or self.accepted_missing > 0 or isinstance(self, RandomModuleMixin):
             return
         if self._tolerance is not None and self._tolerance.facts == DataFacts():
             return  # the rows are being counted: another basis, or none at all, may be taken for them
         self._warned.add(ApproximationWarning)
-        x, features = (tensor[(0,) * (tensor.dim() - 2)] for tensor in (x, features))
-        rows = _spread_rows(x, _NUM_PROBES)
+        x = x[(0,) * (x.dim() - 2)]
+        rows = x[_spread_rows(x, _NUM_PROBES)]
         expansion = self.expansion(x.shape[-1])
-        exact = expansion.prior_variance(x[rows])
-        represented = expansion.covariance().quadratic(features[rows])
+        exact = expansion.prior_variance(rows)
+        represented = expansion.covariance().quadratic(expansion.features(rows))
         error = float(missing_fraction(represented, exact).abs().max())
         if error <= self._accepted_error:
             return
@@ -730,16 +725,6 @@ class HilbertKernel(ReducedRankKernel):
         return random_twin(self)
 
 
-def _mean_represented(prior: Covariance, features: Tensor, gram_cache: GramCache | None) -> Tensor:
-    """The prior variance that functions represent, its mean over rows, `(..., 1)`."""
-    if gram_cache is None:
-        return prior.quadratic(features).mean(-1, keepdim=True)
-    if prior.mixing is None:  # the rows are not visited
-        return (gram_cache.mean_square() * prior.variances).sum(-1, keepdim=True)
-    mean_squares = prior.mix_gram(gram_cache()).diagonal(dim1=-2, dim2=-1) / features.shape[-2]
-    return (mean_squares * prior.variances).sum(-1, keepdim=True)
-
-
 class _FeatureCache:
     """
     Features of the training inputs seen last, found again by content.
@@ -749,11 +734,11 @@ class _FeatureCache:
     """
 
     def __init__(self) -> None:
-        self.content: tuple[Hashable, list[Tensor], tuple[Tensor, GramCache]] | None = None
+        self.content: tuple[Hashable, list[Tensor], LazyFeatures] | None = None
 
-    def find(self, structure: Hashable, tensors: list[Tensor]) -> tuple[Tensor, GramCache] | None:
+    def find(self, structure: Hashable, tensors: list[Tensor]) -> LazyFeatures | None:
         """
-        The features and their Gram matrix, or None.
+        The features, or None.
 
         :param structure: Which functions they are.
         :param tensors: The inputs and all tensors that the functions depend on.
@@ -762,14 +747,13 @@ class _FeatureCache:
             return None
         return self.content[2]
 
-    def store(self, structure: Hashable, tensors: list[Tensor], features: Tensor, gram_cache: GramCache) -> None:
+    def store(self, structure: Hashable, tensors: list[Tensor], features: LazyFeatures) -> None:
         """
         :param structure: Which functions they are.
         :param tensors: The inputs and all tensors that the functions depend on.
         :param features: `(..., N, M)`.
-        :param gram_cache: Their Gram matrix.
         """
-        self.content = (structure, [tensor.detach().clone() for tensor in tensors], (features, gram_cache))
+        self.content = (structure, [tensor.detach().clone() for tensor in tensors], features)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _FeatureCache:
         return self

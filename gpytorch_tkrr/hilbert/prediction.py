@@ -216,8 +216,7 @@ class HilbertPredictionStrategy(DefaultPredictionStrategy):
         if nan_policy != "ignore" and labels.isnan().any():
             observed = ~labels.isnan()
             residual = torch.where(observed, residual, torch.zeros_like(residual))
-        # A row times a matrix: features that a batch shares are not repeated.
-        target = ((residual / noise).unsqueeze(-2) @ low_rank.features.double()).squeeze(-2)  # (..., M)
+        target = low_rank.feature_sums((residual / noise).unsqueeze(-1)).squeeze(-1)  # (..., M)
         return weight_posterior(low_rank.prior, data_precision(low_rank, noise, observed), target)
 
     def exact_prediction(

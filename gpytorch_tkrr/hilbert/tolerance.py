@@ -72,6 +72,15 @@ EXACT = 1.5
 EXACT_OF_FEW = 0.5
 FEW_ROWS = 500
 
+#: While hyperparameters move by more than `FAST` a step (raw parameters; Adam with a rate of 0.1 begins with 0.1), a
+#: basis of more than `PROVISIONAL` functions gives way to one for an error up to `SLACK` times as large: the next steps
+#: leave it behind. When they move by less than `SLOW`, and for every prediction, the tolerance itself is asked for
+#: again. What is left out stays below the part `HIDDEN` of the noise's variance: more of it would steer lengthscales.
+FAST, SLOW = 0.06, 0.03
+PROVISIONAL = 1_000
+SLACK = 10.0
+HIDDEN = 0.05
+
 #: The largest relative error that a basis is chosen for where the wanted one takes too many functions.
 LARGEST_TOLERANCE = 0.5
 
@@ -89,6 +98,8 @@ class Choice:
     :param limit: The relative error beyond which the basis is given up.
     :param image_limit: The same for images of the ends of the box.
     :param is_settled: Whether a larger error is no reason to choose again: there is no better basis.
+    :param slack: By which factor the error may be larger than asked for, while hyperparameters move fast.
+    :param is_least: Whether more slack has been found to save little.
     """
 
     parameters: tuple[Tensor, ...]
@@ -97,6 +108,8 @@ class Choice:
     limit: float = math.inf
     image_limit: float = math.inf
     is_settled: bool = False
+    slack: float = 1.0
+    is_least: bool = False
 
     @property
     def is_limited(self) -> bool:
@@ -109,12 +122,7 @@ class Choice:
 
         :param kernel: The kernel that is expanded.
         """
-        present = list(kernel.parameters())
-        if [p.shape for p in present] != [p.shape for p in self.parameters]:
-            return True
-        return any(
-            bool(((new - old.to(new)).abs() > MARGIN).any()) for new, old in zip(present, self.parameters, strict=True)
-        )
+        return _distance(kernel, self.parameters) > MARGIN
 
 
 class Tolerance:
@@ -152,6 +160,7 @@ class Tolerance:
         self.num_revisions = 0
         self.allows_exact = True
         self._is_exact = False
+        self._last: tuple[Tensor, ...] = ()  # raw parameters at the last step of training
         self._probes = self._make_probes()
 
     def _make_probes(self) -> Tensor:
@@ -242,7 +251,9 @@ class Tolerance:
         return largest / float(self.scale(expansion).max()) if largest else 0.0
 
     @torch.no_grad()
-    def revise(self, kernel: Kernel, expansion: Expansion, prior: Covariance) -> tuple[Domain, list[int]] | None:
+    def revise(
+        self, kernel: Kernel, expansion: Expansion, prior: Covariance, *, is_step: bool = False
+    ) -> tuple[Domain, list[int]] | None:
         """
         Another box and other counts, where the present hyperparameters ask for them; :meth:`accept` is to be called
         with them then.
@@ -250,12 +261,19 @@ class Tolerance:
         :param kernel: The kernel that is expanded.
         :param expansion: Its present expansion.
         :param prior: The present covariance of its weights.
+        :param is_step: Whether the kernel is evaluated for a step of training, after which its hyperparameters will be
+            other ones.
         """
-        basis = self._revise(kernel, expansion, prior)
+        speed = 0.0
+        if is_step:
+            speed, self._last = (_distance(kernel, self._last) if self._last else 0.0), _copy(kernel)
+        basis = self._revise(kernel, expansion, prior, speed)
         self._is_exact = self._prefers_exact()
         return basis
 
-    def _revise(self, kernel: Kernel, expansion: Expansion, prior: Covariance) -> tuple[Domain, list[int]] | None:
+    def _revise(
+        self, kernel: Kernel, expansion: Expansion, prior: Covariance, speed: float
+    ) -> tuple[Domain, list[int]] | None:
         if not all(bool(torch.isfinite(parameter).all()) for parameter in kernel.parameters()):
             return None
         if self.choice is None:
@@ -266,21 +284,40 @@ class Tolerance:
         too_large = self.error(expansion, prior) > choice.limit or self.image(expansion) > choice.image_limit
         is_other_scale = not math.exp(-MARGIN) * choice.scale < scale < math.exp(MARGIN) * choice.scale
         has_moved = is_other_scale or choice.is_far(kernel)
-        if not (has_moved or (too_large and not choice.is_settled)):
+        is_slack = choice.slack > 1
+        most = self._most_slack(expansion) if speed > (SLOW if is_slack else FAST) else 1.0
+        ends_slack = is_slack and (most == 1 or most < choice.slack / 2)
+        too_many = most > 1 and not (is_slack or choice.is_least) and expansion.num_functions > PROVISIONAL
+        if not (has_moved or too_many or ends_slack or (too_large and not choice.is_settled)):
             return None
+        too_large = too_large or ends_slack
         if not too_large and expansion.num_functions <= SMALL:
             return None
         looked_at = replace(choice, parameters=_copy(kernel), scale=scale)
         try:
             domain, num_basis, num_needed = self.choose(kernel, self.tol * scale)
+            size, slack = basis_size(kernel, domain, num_basis), 1.0
+            if most > 1 and size > PROVISIONAL:
+                slack = most
+                domain, num_basis, _ = self.choose(kernel, self.tol * scale, slack)
+                size = basis_size(kernel, domain, num_basis)
         except UnsupportedKernelError:  # no box is large enough at these hyperparameters: what is missing is counted
             self.choice = replace(looked_at, num_needed=4 * MAX_CHOSEN_FUNCTIONS, is_settled=True)
             return None
-        self.choice = replace(looked_at, num_needed=num_needed)
-        if not too_large and basis_size(kernel, domain, num_basis) > SHRINKAGE * expansion.num_functions:
+        self.choice = replace(looked_at, num_needed=num_needed, is_least=too_many)
+        if not too_large and size > SHRINKAGE * expansion.num_functions:
             return None
+        self.choice = replace(self.choice, slack=slack, is_least=False)
         self.num_revisions += 1
         return domain, num_basis
+
+    def _most_slack(self, expansion: Expansion) -> float:
+        """By which factor the error may be larger than asked for while hyperparameters move fast; 1 for little gain."""
+        if self.facts.noise is None:
+            return 1.0
+        exact = expansion.prior_variance(self._probes)
+        hidden = HIDDEN * self.facts.noise * float((exact.mean(-1) / self.scale(expansion)).min())
+        return min(hidden / self.tol, SLACK) if hidden > 2 * self.tol else 1.0
 
     @torch.no_grad()
     def accept(self, expansion: Expansion, prior: Covariance) -> None:
@@ -292,13 +329,14 @@ class Tolerance:
         """
         assert self.choice is not None
         error, image = self.error(expansion, prior), self.image(expansion)
-        limit = min(max(GROWTH * error, TRIGGER * self.tol), self.tol)
+        tol = self.choice.slack * self.tol
+        limit = min(max(GROWTH * error, TRIGGER * tol), tol)
         self.choice = replace(
             self.choice,
             scale=float(self.scale(expansion).max()),
             limit=limit,
-            image_limit=max(GROWTH * image, TRIGGER * self.tol / 2),
-            is_settled=self.is_limited or error > limit,
+            image_limit=max(GROWTH * image, TRIGGER * tol / 2),
+            is_settled=(self.is_limited and self.choice.slack == 1) or error > limit,
         )
 
     def stays_exact(self, kernel: Kernel) -> bool:
@@ -317,7 +355,7 @@ class Tolerance:
         limit = (EXACT_OF_FEW if num_rows <= FEW_ROWS else EXACT) * num_rows
         return self.num_needed > (0.5 if self._is_exact else 1.0) * limit
 
-    def choose(self, kernel: Kernel, allowed: float = math.inf) -> tuple[Domain, list[int], int]:
+    def choose(self, kernel: Kernel, allowed: float = math.inf, slack: float = 1.0) -> tuple[Domain, list[int], int]:
         """
         A basis for the present hyperparameters, with headroom, and the number of functions that the bound takes.
 
@@ -325,8 +363,9 @@ class Tolerance:
 
         :param kernel: The kernel that is expanded.
         :param allowed: The error of the prior variance that is allowed.
+        :param slack: By which factor all errors may be larger.
         """
-        tol, ends = self.tol, (self.lower, self.upper)
+        tol, allowed, ends = slack * self.tol, slack * allowed, (self.lower, self.upper)
         least = basis_size(kernel, *needed_basis(kernel, *ends, tol, allowed))
         for image in IMAGES:
             domain, num_basis = needed_basis(kernel, *ends, tol, allowed, image=image)
@@ -382,6 +421,7 @@ class Tolerance:
             "range": [self.lower.tolist(), self.upper.tolist()],
             "facts": asdict(self.facts),
             "is_exact": self._is_exact,
+            "last": [parameter.tolist() for parameter in self._last],
             "choice": None
             if choice is None
             else {
@@ -398,17 +438,17 @@ class Tolerance:
         :param state: As :meth:`state` returns it.
         """
         if state is None or state["tol"] != self.tol:
-            self.choice, self._is_exact = None, False
+            self.choice, self._is_exact, self._last = None, False, ()
             return
         own = self.lower, self.upper
         self.lower, self.upper = (torch.tensor(end, dtype=torch.float64) for end in state["range"])
         self._probes = self._make_probes()
         self.facts = DataFacts(**state["facts"])
         self._is_exact = state["is_exact"]
+        self._last = _tensors(state.get("last", []))
         choice = state["choice"]
         if choice is not None:
-            parameters = tuple(torch.tensor(values, dtype=torch.float64) for values in choice["parameters"])
-            choice = Choice(**{**choice, "parameters": parameters})
+            choice = Choice(**{**choice, "parameters": _tensors(choice["parameters"])})
         self.choice = choice
         self._include(*own)
 
@@ -416,6 +456,19 @@ class Tolerance:
         """Have the next revision look for a smaller basis, too."""
         if self.choice is not None:
             self.choice = replace(self.choice, parameters=(), is_settled=False)
+
+
+def _tensors(numbers: list[Any]) -> tuple[Tensor, ...]:
+    return tuple(torch.tensor(values, dtype=torch.float64) for values in numbers)
+
+
+def _distance(kernel: Kernel, parameters: tuple[Tensor, ...]) -> float:
+    """The largest difference of a raw parameter of the kernel from another value; infinite for another kernel's."""
+    present = list(kernel.parameters())
+    if [p.shape for p in present] != [p.shape for p in parameters]:
+        return math.inf
+    differences = ((new.detach() - old.to(new)).abs() for new, old in zip(present, parameters, strict=True))
+    return max((float(each.max()) for each in differences if each.numel()), default=0.0)
 
 
 def _copy(kernel: Kernel) -> tuple[Tensor, ...]:

@@ -19,6 +19,9 @@ from torch import Tensor
 from ..bases.covariance import Covariance
 from ..linalg import robust_cholesky
 
+#: Triangular matrices up to this size are inverted at once.
+_LEAF = 128
+
 
 def capacitance_terms(variances: Tensor, gram: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
     r"""
@@ -63,6 +66,35 @@ def capacitance_factor(prior: Covariance, precision: Tensor) -> Tensor:
     return robust_cholesky(identity + scale.unsqueeze(-1) * prior.mix_gram(precision) * scale.unsqueeze(-2))
 
 
+def inverse_diagonal(factor: Tensor) -> Tensor:
+    r"""
+    The diagonal of :math:`(L L^\top)^{-1}`: squared lengths of the columns of :math:`L^{-1}`.
+
+    :param factor: L, lower triangular, `(..., M, M)`.
+    :return: `(..., M)`.
+    """
+    return _inverse_triangular(factor).square_().sum(-2)
+
+
+def _inverse_triangular(factor: Tensor) -> Tensor:
+    r"""
+    :math:`L^{-1}`, half by half, so that nearly all work is in matrix products:
+
+    .. math:: \begin{pmatrix} A & 0 \\ B & C \end{pmatrix}^{-1}
+        = \begin{pmatrix} A^{-1} & 0 \\ -C^{-1} B A^{-1} & C^{-1} \end{pmatrix}.
+    """
+    size = factor.shape[-1]
+    if size <= _LEAF:
+        identity = torch.eye(size, dtype=factor.dtype, device=factor.device).expand_as(factor)
+        return torch.linalg.solve_triangular(factor, identity, upper=False)
+    half = size // 2
+    upper, lower = _inverse_triangular(factor[..., :half, :half]), _inverse_triangular(factor[..., half:, half:])
+    result = torch.zeros_like(factor)
+    result[..., :half, :half], result[..., half:, half:] = upper, lower
+    result[..., half:, :half] = -(lower @ (factor[..., half:, :half] @ upper))
+    return result
+
+
 def _evaluate(variances: Tensor, gram: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The terms, the Cholesky factor L of C, and L^-1 V^1/2 b."""
     scale = root(variances)
@@ -91,14 +123,14 @@ class _CapacitanceTerms(torch.autograd.Function):
 
         variances, gram, rhs = inputs
         scale = root(variances).unsqueeze(-1)  # (..., M, 1)
-        inverse = torch.cholesky_inverse(factor)
         z = torch.linalg.solve_triangular(factor.mT, whitened, upper=True)  # (..., M, K)
         weighted = grad_quadratic.unsqueeze(-2) * z
         in_variances = in_gram = in_rhs = None
         if ctx.needs_input_grad[0]:
-            in_log = grad_logdet.unsqueeze(-1) * (1 - inverse.diagonal(dim1=-2, dim2=-1)) + (weighted * z).sum(-1)
+            in_log = grad_logdet.unsqueeze(-1) * (1 - inverse_diagonal(factor)) + (weighted * z).sum(-1)
             in_variances = torch.where(variances > 1e-300, in_log / variances, 0.0).sum_to_size(variances.shape)
         if ctx.needs_input_grad[1]:
+            inverse = torch.cholesky_inverse(factor)
             in_capacitance = grad_logdet.unsqueeze(-1).unsqueeze(-1) * inverse - weighted @ z.mT
             in_gram = (scale * in_capacitance * scale.mT).sum_to_size(gram.shape)
         if ctx.needs_input_grad[2]:

@@ -22,10 +22,12 @@ class DataFacts:
         relative to the prior variance, must be. None where no likelihood has told.
     :param num_rows: How many rows there are; None where that is not known, or where the kernel is a part of the
         covariance only.
+    :param noise: :math:`\sigma^2 / \bar k`.
     """
 
     precision: float | None = None
     num_rows: int | None = None
+    noise: float | None = None
 
     def note(self, prior: Tensor, noise: Tensor, spread: Tensor) -> None:
         """
@@ -36,6 +38,7 @@ class DataFacts:
         ratio = float(((spread * noise).sqrt() / prior.clamp_min(1e-300)).min())
         if math.isfinite(ratio) and ratio > 0:
             self.precision = ratio
+            self.noise = float((noise / prior.clamp_min(1e-300)).min())
 
 
 class Observer:

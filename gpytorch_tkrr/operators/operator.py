@@ -32,7 +32,8 @@ from ..errors import DenseFallbackWarning, SizeError
 from ..features.expansion import concatenate
 from ..linalg import robust_cholesky
 from .capacitance import capacitance_factor, capacitance_terms, root
-from .gram import GramCache, differentiable_gram, weighted_product
+from .gram import weighted_product
+from .lazy_features import LazyFeatures
 from .lazy_operators import multiply
 from .observer import Observer, SumObserver
 
@@ -58,10 +59,10 @@ class HilbertLinearOperator(LinearOperator):
     The covariance matrix :math:`\Phi V \Phi^\top` of a reduced-rank kernel with
     :math:`V = T \operatorname{diag}(v) T^\top`.
 
-    :param features: :math:`\Phi`, `(..., N, M)`; its batch shape need only broadcast with that of `variances`.
+    :param features: :math:`\Phi`, `(..., N, M)`; its batch shape need only broadcast with that of `variances`. Those of
+        fixed rows may be :class:`~gpytorch_tkrr.operators.lazy_features.LazyFeatures`.
     :param variances: :math:`v \ge 0`, `(..., M)`. Its dtype is that of the operator.
     :param mixing: T, `(..., M, M)`, float64; None for the identity.
-    :param gram_cache: Computes :math:`\Phi^\top W \Phi` and remembers it; unused where the features need a gradient.
     :param observer: Hears of the noise that is added, and of the residuals.
 
     Example:
@@ -78,30 +79,26 @@ class HilbertLinearOperator(LinearOperator):
 
     def __init__(
         self,
-        features: Tensor,
+        features: Tensor | LazyFeatures,
         variances: Tensor,
         mixing: Tensor | None = None,
         *,
-        gram_cache: GramCache | None = None,
         observer: Observer | None = None,
     ):
-        tensors = features, variances, *([] if mixing is None else [mixing])
-        super().__init__(*tensors, gram_cache=gram_cache, observer=observer)
-        self.features = features
+        super().__init__(features, variances, *([] if mixing is None else [mixing]), observer=observer)
+        self._features = features
         self.variances = variances
         self.mixing = mixing
-        self.gram_cache = gram_cache
         self.observer = observer
 
     def _check_args(
         self,
-        features: Tensor,
+        features: Tensor | LazyFeatures,
         variances: Tensor,
         mixing: Tensor | None = None,
-        gram_cache: GramCache | None = None,
         observer: Observer | None = None,
     ) -> str | None:
-        if not (torch.is_tensor(features) and torch.is_tensor(variances)):
+        if not (isinstance(features, (Tensor, LazyFeatures)) and torch.is_tensor(variances)):
             return "HilbertLinearOperator takes two tensors: features (..., N, M) and variances (..., M)."
         if features.dim() < 2 or variances.dim() < 1 or features.shape[-1] != variances.shape[-1]:
             return (
@@ -115,9 +112,19 @@ class HilbertLinearOperator(LinearOperator):
         return self.variances.dtype
 
     @property
+    def features(self) -> Tensor:
+        r""":math:`\Phi`, `(..., N, M)`."""
+        return self._features.to_dense() if isinstance(self._features, LazyFeatures) else self._features
+
+    @property
+    def lazy_features(self) -> LazyFeatures | None:
+        r""":math:`\Phi` of fixed rows; None where it is a tensor."""
+        return self._features if isinstance(self._features, LazyFeatures) else None
+
+    @property
     def num_features(self) -> int:
         """M."""
-        return self.features.shape[-1]
+        return self._features.shape[-1]
 
     @property
     def scale(self) -> Tensor:
@@ -150,12 +157,21 @@ class HilbertLinearOperator(LinearOperator):
         :param weights: Row weights `(..., N)`, or None for ones.
         :return: `(..., M, M)`, float64.
         """
-        if self.gram_cache is None or self.features.requires_grad:
-            features = self.features.double()
-            return weighted_product(features, features, weights)
-        if weights is None:
-            return self.gram_cache()
-        return differentiable_gram(self.gram_cache, self.features.double(), weights.double())
+        if self.lazy_features is not None:
+            return self.lazy_features.gram(weights)
+        features = self.features.double()
+        return weighted_product(features, features, weights)
+
+    def feature_sums(self, rhs: Tensor) -> Tensor:
+        r"""
+        :math:`\Phi^\top r`.
+
+        :param rhs: `(..., N, K)`.
+        :return: `(..., M, K)`, float64.
+        """
+        if self.lazy_features is not None:
+            return self.lazy_features.project(rhs.double())
+        return self.features.double().mT @ rhs.double()
 
     def project(self, rhs: Tensor) -> Tensor:
         r"""
@@ -164,11 +180,8 @@ class HilbertLinearOperator(LinearOperator):
         :param rhs: `(..., N, K)`.
         :return: `(..., M, K)`, float64.
         """
-        rhs = rhs.double()
-        if self.gram_cache is None or self.features.requires_grad:
-            return self.mixed_features.mT @ rhs
-        projected = self.gram_cache.project(rhs)
-        return projected if self.mixing is None else self.mixing.mT @ projected
+        sums = self.feature_sums(rhs)
+        return sums if self.mixing is None else self.mixing.mT @ sums
 
     def evaluate(self, weights: Tensor) -> Tensor:
         r"""
@@ -177,13 +190,14 @@ class HilbertLinearOperator(LinearOperator):
         :param weights: u, `(..., M, K)`.
         :return: `(..., N, K)`, float64.
         """
-        return self.mixed_features @ weights.double()
+        weights = weights.double() if self.mixing is None else self.mixing @ weights.double()
+        if self.lazy_features is not None:
+            return self.lazy_features.evaluate(weights)
+        return self.features.double() @ weights
 
     def mean_variance(self) -> Tensor:
         """The prior variance that the functions represent, its mean over the rows, `(...)`, float64."""
-        if self.gram_cache is not None and self.mixing is None and not self.features.requires_grad:
-            return (self.gram_cache.mean_square() * self.variances.double()).sum(-1)
-        return self.prior.quadratic(self.features.double()).mean(-1)
+        return mean_represented(self.prior, self._features)
 
     @torch.no_grad()
     def tell(self, diagonal: Tensor, residual: Tensor | None = None) -> None:
@@ -211,8 +225,8 @@ class HilbertLinearOperator(LinearOperator):
         return [part.expand(*self.batch_shape, *part.shape[-dims:]) for part, dims in parts]
 
     def _size(self) -> torch.Size:
-        batch_shape = torch.broadcast_shapes(self.features.shape[:-2], self.variances.shape[:-1])
-        return torch.Size((*batch_shape, self.features.shape[-2], self.features.shape[-2]))
+        *batch_shape, num_rows, _ = self._features.shape
+        return torch.Size((*torch.broadcast_shapes(batch_shape, self.variances.shape[:-1]), num_rows, num_rows))
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         if observation_nan_policy.value() == "mask" and self.shape[-1] > settings.max_cholesky_size.value():
@@ -227,8 +241,7 @@ class HilbertLinearOperator(LinearOperator):
             )
         is_vector = rhs.dim() == 1
         rhs_ = rhs.unsqueeze(-1) if is_vector else rhs
-        features = self.mixed_features
-        result = features @ (self.variances.double().unsqueeze(-1) * (features.mT @ rhs_.double()))
+        result = self.evaluate(self.variances.double().unsqueeze(-1) * self.project(rhs_))
         return (result.squeeze(-1) if is_vector else result).to(self.dtype)
 
     def _t_matmul(self, rhs: Tensor) -> Tensor:
@@ -241,9 +254,9 @@ class HilbertLinearOperator(LinearOperator):
         return self.prior.quadratic(self.features.double()).to(self.dtype)
 
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> HilbertLinearOperator:
-        # The features need not be expanded: the Gram cache stays valid and shared.
+        # The features need not be expanded: what is known of them stays valid and shared.
         variances = self.variances.expand(*batch_shape, self.num_features)
-        return self.__class__(self.features, variances, self.mixing, gram_cache=self.gram_cache, observer=self.observer)
+        return self.__class__(self._features, variances, self.mixing, observer=self.observer)
 
     def _permute_batch(self, *dims: int) -> HilbertLinearOperator:
         num_batch = len(dims)
@@ -277,7 +290,7 @@ class HilbertLinearOperator(LinearOperator):
         if not (other > 0).all():
             return super()._mul_constant(other)
         variances = self.variances * other.unsqueeze(-1)
-        return self.__class__(self.features, variances, self.mixing, gram_cache=self.gram_cache, observer=self.observer)
+        return self.__class__(self._features, variances, self.mixing, observer=self.observer)
 
     def mul(self, other: Any) -> LinearOperator:
         return multiply(self, other)
@@ -318,6 +331,22 @@ class HilbertLinearOperator(LinearOperator):
                 observer=_observer_of_sum(self, other),
             )
         return super().__add__(other)
+
+
+def mean_represented(prior: Covariance, features: Tensor | LazyFeatures) -> Tensor:
+    """
+    The prior variance that functions represent, its mean over rows, `(...)`, float64.
+
+    :param prior: The covariance of the weights, float64.
+    :param features: `(..., N, M)`.
+    """
+    if not isinstance(features, LazyFeatures):
+        return prior.quadratic(features.double()).mean(-1)
+    if prior.mixing is None:
+        mean_squares = features.mean_square()
+    else:
+        mean_squares = prior.mix_gram(features.gram()).diagonal(dim1=-2, dim2=-1) / features.shape[-2]
+    return (mean_squares * prior.variances).sum(-1)
 
 
 @torch.no_grad()

@@ -105,7 +105,7 @@ class HilbertTaskLinearOperator(HilbertLinearOperator):
 
     @property
     @cached(name="features")
-    def features(self) -> Tensor:  # type: ignore[override]
+    def features(self) -> Tensor:
         features, task_root = self.data.features.double(), self.task_root.double()
         if self.tasks is None:
             products = torch.einsum("...nm,...tq->...ntmq", features, task_root)
@@ -129,7 +129,7 @@ class HilbertTaskLinearOperator(HilbertLinearOperator):
     def feature_gram(self, weights: Tensor | None = None) -> Tensor:
         if self.tasks is None and weights is None:
             return kronecker_product(self.data.feature_gram(), self.task_root.double().mT @ self.task_root.double())
-        if self.data.features.dim() > 2 or (self.tasks is not None and self.tasks.dim() > 1):
+        if self.data._features.dim() > 2 or (self.tasks is not None and self.tasks.dim() > 1):
             return weighted_product(self.features, self.features, weights)
         if self.tasks is None:
             task_weights = weights.double().unflatten(-1, (-1, self.num_tasks)).mT  # type: ignore[union-attr]
@@ -152,15 +152,22 @@ class HilbertTaskLinearOperator(HilbertLinearOperator):
         :param task_root: `(..., T, Q)`, float64.
         :return: `(..., M Q, K)`, float64.
         """
-        rhs = rhs.double()
-        num_tasks, num_columns = self.num_tasks, rhs.shape[-1]
+        return self._multiply_tasks(self.data.project(self._by_task(rhs)), task_root)
+
+    def feature_sums(self, rhs: Tensor) -> Tensor:
+        return self._multiply_tasks(self.data.feature_sums(self._by_task(rhs)), self.task_root.double())
+
+    def _by_task(self, rhs: Tensor) -> Tensor:
+        """Right-hand sides `(..., N, K)` with a column for each task, `(..., N, T K)`, N being the rows of `data`."""
         if self.tasks is None:
-            by_task = rhs.unflatten(-2, (-1, num_tasks))  # (..., N, T, K)
-        else:
-            member = torch.nn.functional.one_hot(self.tasks, num_tasks).double()
-            by_task = member.unsqueeze(-1) * rhs.unsqueeze(-2)
-        projected = self.data.project(by_task.flatten(-2)).unflatten(-1, (num_tasks, num_columns))  # (..., M, T, K)
-        return torch.einsum("...mtk,...tq->...mqk", projected, task_root).flatten(-3, -2)
+            return rhs.double().unflatten(-2, (-1, self.num_tasks)).flatten(-2)
+        member = torch.nn.functional.one_hot(self.tasks, self.num_tasks).double()
+        return (member.unsqueeze(-1) * rhs.double().unsqueeze(-2)).flatten(-2)
+
+    def _multiply_tasks(self, sums: Tensor, task_root: Tensor) -> Tensor:
+        """Sums of each task `(..., M, T K)` times a root of the covariance of tasks, `(..., M Q, K)`."""
+        by_task = sums.unflatten(-1, (self.num_tasks, -1))  # (..., M, T, K)
+        return torch.einsum("...mtk,...tq->...mqk", by_task, task_root).flatten(-3, -2)
 
     def evaluate(self, weights: Tensor) -> Tensor:
         by_function = weights.double().unflatten(-2, (self.data.num_features, -1))  # (..., M, Q, K)

@@ -13,6 +13,7 @@ from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from gpytorch_tkrr import HilbertKernel
+from gpytorch_tkrr.hilbert import tolerance
 
 pytestmark = pytest.mark.filterwarnings("ignore:The input matches the stored training data")
 
@@ -184,3 +185,64 @@ def test_a_bound_out_of_reach_of_functions():
     assert told(model)[1]["facts"]["precision"] == pytest.approx(
         float(y.std(correction=0) * 0.3**0.5 / base.mixture_weights.sum().detach()), rel=1e-5
     )
+
+
+def fast_model(monkeypatch):
+    """A model whose basis counts as large."""
+    monkeypatch.setattr(tolerance, "PROVISIONAL", 100)
+    torch.manual_seed(0)
+    x, y = make_data(1000, 2, noise=0.5)
+    kernel = ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2)).double()
+    return GP(3 * x, y, HilbertKernel.from_tolerance(kernel, 3 * x))
+
+
+def step(model, change):
+    """What an optimiser does: evaluate the objective, then move every raw parameter of the kernel."""
+    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
+    mll(model(*model.train_inputs), model.train_targets)
+    with torch.no_grad():
+        for parameter in model.covar_module.parameters():
+            parameter += change
+
+
+def num_functions(model):
+    return model.covar_module.expansion().num_functions
+
+
+def test_while_parameters_move_fast_a_smaller_basis_will_do(monkeypatch):
+    model = fast_model(monkeypatch)
+    at_first = num_functions(model)
+    for _ in range(3):
+        step(model, 0.1)
+    assert not model.covar_module.is_exact and num_functions(model) < 0.6 * at_first
+    assert model.covar_module.approximation_error(model.train_inputs[0]) < 3e-3  # asked for, the bound holds
+
+
+def test_the_bound_holds_again_when_they_move_slowly(monkeypatch):
+    model = fast_model(monkeypatch)
+    for _ in range(3):
+        step(model, 0.1)
+    fast = num_functions(model)
+    step(model, 0.001)
+    step(model, 0.001)
+    assert num_functions(model) > fast
+    assert model.covar_module._tolerance.choice.slack == 1
+
+
+def test_with_little_noise_nothing_is_left_out(monkeypatch):
+    model = fast_model(monkeypatch)
+    model.likelihood.noise = 1e-3
+    for _ in range(3):
+        step(model, 0.1)
+    assert model.covar_module._tolerance.choice.slack == 1
+
+
+def test_the_speed_of_training_is_a_part_of_the_state(monkeypatch):
+    model = fast_model(monkeypatch)
+    for _ in range(3):
+        step(model, 0.1)
+    other = reload(fast_model(monkeypatch), model.state_dict())
+    for each in (model, other):
+        step(each, 0.1)
+    assert told(other) == told(model)
+    assert model.covar_module._tolerance.choice.slack > 1

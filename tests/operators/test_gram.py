@@ -11,13 +11,18 @@ from hypothesis import strategies as st
 
 from gpytorch_tkrr import Domain, FullTensor, HilbertKernel, HyperbolicCross, TotalDegree
 from gpytorch_tkrr.features.expansion import OneInput, Term
-from gpytorch_tkrr.operators.gram import BATCH_ROWS, GramCache, differentiable_gram, gram
+from gpytorch_tkrr.operators.gram import BATCH_ROWS
+from gpytorch_tkrr.operators.lazy_features import LazyFeatures
 
 
 def make_expansion(dims, num_basis, index_set=None, base=None):
     base = RBFKernel() if base is None else base
     domain = Domain(torch.linspace(0.2, 0.4, dims), torch.linspace(1.5, 2.5, dims))
     return HilbertKernel(base, domain, num_basis, index_set=index_set).expansion(dims)
+
+
+def gram(expansion, x, weights=None):
+    return LazyFeatures(x, expansion=expansion).gram(weights)
 
 
 def dense(features, weights=None):
@@ -45,7 +50,7 @@ def test_moments_equal_dense_products(num_basis, index_set, num_rows, weighted, 
     weights = torch.randn(num_rows, dtype=torch.float64, generator=generator) if weighted else None
     features = expansion.features(x)
     expected = dense(features, weights)
-    assert (gram(expansion, x, features, weights) - expected).abs().max() <= 1e-12 * (1 + num_rows)
+    assert (gram(expansion, x, weights) - expected).abs().max() <= 1e-12 * (1 + num_rows)
 
 
 @pytest.mark.parametrize(("dims", "num_basis"), [(1, 40), (2, 12), (3, [5, 6, 4])])
@@ -55,7 +60,7 @@ def test_more_rows_than_a_batch(dims, num_basis, weighted):
     x = 2 * torch.rand(2 * BATCH_ROWS + 17, dims, dtype=torch.float64) - 1
     weights = torch.rand(len(x), dtype=torch.float64) if weighted else None
     features = expansion.features(x)
-    assert_equal(gram(expansion, x, features, weights), dense(features, weights))
+    assert_equal(gram(expansion, x, weights), dense(features, weights))
 
 
 @pytest.mark.parametrize("weight_shape", [None, (3,), (1,), (2, 3), ()])
@@ -64,7 +69,7 @@ def test_batches(weight_shape):
     x = torch.rand(3, 20, 2, dtype=torch.float64)
     weights = None if weight_shape is None else torch.rand(*weight_shape, 20, dtype=torch.float64)
     features = expansion.features(x)
-    assert_equal(gram(expansion, x, features, weights), dense(features, weights))
+    assert_equal(gram(expansion, x, weights), dense(features, weights))
 
 
 def test_sums_of_parts_with_and_without_moments():
@@ -75,7 +80,7 @@ def test_sums_of_parts_with_and_without_moments():
     x = torch.rand(50, 2, dtype=torch.float64)
     features = expansion.features(x)
     weights = torch.rand(50, dtype=torch.float64)
-    assert_equal(gram(expansion, x, features, weights), dense(features, weights))
+    assert_equal(gram(expansion, x, weights), dense(features, weights))
 
 
 def test_batch_of_periods():
@@ -85,31 +90,30 @@ def test_batch_of_periods():
     x = torch.rand(30, 1, dtype=torch.float64)
     features = expansion.features(x).detach()
     assert features.shape == (2, 30, 12)
-    assert_equal(gram(expansion, x, features), dense(features))
+    assert_equal(gram(expansion, x), dense(features))
 
 
 def test_cache_follows_the_content_of_the_weights():
     expansion = make_expansion(1, 8)
     x = torch.rand(30, 1, dtype=torch.float64)
     features = expansion.features(x)
-    cache = GramCache(expansion, x, features)
+    cache = LazyFeatures(x, expansion=expansion)
     weights = torch.rand(30, dtype=torch.float64)
-    first = cache(weights)
-    assert cache(weights.clone()) is first
-    assert cache() is cache()
+    first = cache.gram(weights)
+    assert cache.gram(weights.clone()) is first
+    assert cache.gram() is cache.gram()
     weights[3] = 9.0  # in place
-    assert_equal(cache(weights), dense(features, weights))
-    assert_equal(cache(), dense(features))
+    assert_equal(cache.gram(weights), dense(features, weights))
+    assert_equal(cache.gram(), dense(features))
 
 
 @pytest.mark.parametrize("shape", [(20,), (2, 20)])
 def test_gradient_in_the_weights(shape):
     expansion = make_expansion(1, 4)
     x = torch.rand(20, 1, dtype=torch.float64)
-    features = expansion.features(x)
-    cache = GramCache(expansion, x, features)
+    cache = LazyFeatures(x, expansion=expansion)
     weights = torch.rand(*shape, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda w: differentiable_gram(cache, features, w), (weights,))
+    assert torch.autograd.gradcheck(cache.gram, (weights,))
 
 
 class ChebyshevTerm(Term):
@@ -129,7 +133,7 @@ def test_a_basis_of_ones_own_brings_its_identity(monkeypatch):
     calls = []
     original = ChebyshevBasis.moments
     monkeypatch.setattr(ChebyshevBasis, "moments", lambda self, x: (calls.append(1), original(self, x))[1])
-    assert_equal(gram(expansion, x, features, weights), dense(features, weights))
+    assert_equal(gram(expansion, x, weights), dense(features, weights))
     assert calls
 
 
@@ -140,4 +144,4 @@ def test_functions_of_a_period(batch_shape):
     expansion = make_expansion(1, 12, base=base)
     x = torch.rand(40, 1, dtype=torch.float64)
     features = expansion.features(x).detach()
-    assert_equal(gram(expansion, x, features), dense(features))
+    assert_equal(gram(expansion, x), dense(features))
