@@ -115,14 +115,15 @@ def test_a_mean_that_is_not_drawn_does_not_bring_the_rows_back():
 
 @pytest.mark.filterwarnings("ignore::gpytorch_tkrr.TKRRWarning")  # hardly any warm-up: long lengthscales
 def test_features_are_computed_once_in_a_run_and_shared_by_the_predictions(count_features):
-    x, y = data(50)
+    x, y = data(80)
     gp = process(x, y, hilbert_kernel())
     mcmc = run_nuts(collapsed(gp), x, y, num_samples=6, warmup_steps=3, max_tree_depth=3)
-    assert count_features == [50]
+    assert count_features == [80]
     gp.pyro_load_from_samples(mcmc.get_samples())
     gp.eval()
     assert gp(torch.rand(7, 1, dtype=torch.float64)).mean.shape == (6, 7)
-    assert count_features == [50, 7]
+    assert count_features[0] == 80 and count_features[1] <= 64  # where the approximation is checked, once per fit
+    assert count_features[2:] == [7]
 
 
 @pytest.mark.parametrize("num_dims", [1, 2])
