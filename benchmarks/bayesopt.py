@@ -105,12 +105,17 @@ class Contest:
 
 def make_contests(args: argparse.Namespace) -> list[Contest]:
     """
-    Few observations without noise, by the models' own forms; then so many noisy ones that the defaults differ, too.
+    Few observations without noise; the same by the models' own forms; then so many noisy ones that the defaults differ.
 
     :param args: Sizes.
     """
     contests = [
-        Contest(Loop(name, name, args.initial, args.evaluations), _for_problem(OWN_FORMS, name), args.seeds)
+        Contest(Loop(name, name, args.initial, args.evaluations), _for_problem(DEFAULTS, name), args.seeds)
+        for name in PROBLEMS
+    ]
+    evaluations, seeds = args.own_forms
+    contests += [
+        Contest(Loop(f"{name}, own forms", name, args.initial, evaluations), _for_problem(OWN_FORMS, name), seeds)
         for name in PROBLEMS
     ]
     for model, sizes in (("TKRRModel", args.many), ("HilbertGPModel", args.more)):
@@ -120,7 +125,7 @@ def make_contests(args: argparse.Namespace) -> list[Contest]:
             if len(models) > 1:
                 loop = Loop(f"{name}, {num_rows} noisy", name, num_rows, num_rows + steps, 0.1)
                 contests.append(Contest(loop, models, seeds))
-    return contests
+    return [contest for contest in contests if contest.num_seeds]
 
 
 def _for_problem(models: Iterable[str], problem: str) -> list[str]:
@@ -247,13 +252,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="which to run (default: all)")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--initial", type=int, default=12)
-    parser.add_argument("--evaluations", type=int, default=28)
+    parser.add_argument("--evaluations", type=int, default=20)
+    parser.add_argument(
+        "--own-forms", type=int, nargs=2, metavar=("EVALUATIONS", "SEEDS"), default=[28, 2],
+        help="loops of the forms that models have with many rows",
+    )  # fmt: skip
     names = ("ROWS", "STEPS", "SEEDS")
     parser.add_argument(
-        "--many", type=int, nargs=3, metavar=names, default=[600, 3, 20], help="loops of TKRRModel after many rows"
+        "--many", type=int, nargs=3, metavar=names, default=[600, 2, 20], help="loops of TKRRModel after many rows"
     )
     parser.add_argument(
-        "--more", type=int, nargs=3, metavar=names, default=[1300, 1, 10], help="loops of HilbertGPModel after more"
+        "--more", type=int, nargs=3, metavar=names, default=[1300, 1, 5], help="loops of HilbertGPModel after more"
     )
     parser.add_argument("--finished", type=Path, help="a file that keeps finished pieces; a later run goes on from it")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="closed loops run at once")
@@ -271,12 +280,13 @@ def run(args: argparse.Namespace) -> Report:
     parts = {"same": compare_candidates, "loops": run_loops, "steps": time_steps, "outliers": compare_outliers}
     for name in args.parts:
         report.attempt(name, partial(parts[name], report, args, finished))
+    if "steps" in args.parts:
+        plot_steps(report.rows, args.output / "bayesopt.png")
     report.notes.append(
         "Maximisation by LogEI, one candidate at a time; initial observations and starts of a seed are the same for "
         "all. Seconds are processor time of one thread. Up to 500 observations (HilbertGPModel in six dimensions: "
-        "1 250) both models are a SingleTaskGP: `difference` is the largest between their candidates and its own. In "
-        "closed loops with few observations they are therefore run in the form that they have with many. Values are "
-        "those without noise."
+        "1 250) both models are a SingleTaskGP: `difference` is the largest between their candidates and its own. Own "
+        "forms: those that models have with many observations, from the first one on. Values are those without noise."
     )
     report.notes.append(
         "reaches: whether the median is at least the lower quartile of SingleTaskGP. One step is a fit with default "
@@ -373,6 +383,32 @@ def time_steps(report: Report, args: argparse.Namespace, finished: Finished) -> 
                 problem=f"one step, {num_rows} rows", model=name, rows=num_rows, seconds_per_step=seconds,
                 times_faster=None if exact is None else exact / seconds,
             )  # fmt: skip
+
+
+def plot_steps(rows: Iterable[dict[str, Any]], path: Path) -> None:
+    """
+    The time of a step against the number of observations.
+
+    :param rows: Those of the report.
+    :param path: Of the picture.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
+    for name, style in zip(DEFAULTS, ("ks--", "C0o-", "C1^-"), strict=True):
+        points = [(row["rows"], row["seconds_per_step"]) for row in rows if row.get("rows") and row["model"] == name]
+        axis.loglog(*zip(*points, strict=True), style, label=name, markersize=5)
+    axis.set_xlabel("observations")
+    axis.set_ylabel("processor seconds of a step")
+    axis.set_title("Hartmann-6 with noise: fit, LogEI, candidate", fontsize=10)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 def compare_outliers(report: Report, args: argparse.Namespace, finished: Finished) -> None:
