@@ -357,10 +357,15 @@ def bayesopt_table(report: dict[str, Any]) -> str:
         "| function | model | seeds | best value: median | quartiles | s per step |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
+    same = [row for row in loops if row.get("difference") == 0]
     for row in loops:
+        if row in same:
+            continue
+        others = [each for each in same if each["problem"] == row["problem"]]
+        model = row["model"] + "".join(f"; {each['model']} (the same in {each['num_seeds']} loops)" for each in others)
         quartiles = f"{row['lower_quartile']:.2f} to {row['upper_quartile']:.2f}"
         lines.append(
-            f"| {row['problem']} | {row['model']} | {row['num_seeds']} | {row['median']:.2f} | {quartiles} "
+            f"| {row['problem']} | {model} | {row['num_seeds']} | {row['median']:.2f} | {quartiles} "
             f"| {row['seconds_per_step']:.1f} |"
         )
     steps = [row for row in report["rows"] if row.get("rows") is not None]
