@@ -193,7 +193,7 @@ def test_fit_and_predict(method, frame, table, tmp_path, capsys):
     assert not list(tmp_path.glob("*.part"))
     printed = capsys.readouterr().out
     assert "Regression of 'price': 120 rows, 3 inputs." in printed and "3 categories: castle, house, hut" in printed
-    assert "12 rows held out" in printed and "Noise: gaussian." in printed
+    assert "Score of 12 held-out rows" in printed and "Noise: gaussian." in printed
     assert "highest for castle" in printed and "rises" in printed.split("size")[1].splitlines()[0]
     shuffled = frame[["age", "price", "kind", "size"]].iloc[::-1]  # other columns, another order
     shuffled.to_csv(tmp_path / "new.csv", index=False)
