@@ -1,9 +1,15 @@
 r"""Which noise the targets have: decided by each fit's own training rows.
 
 A fifth of (at most :data:`MAX_ROWS`) training rows is held out, the rest is fitted by short chains with every kind of
-noise, and the mean log predictive density of the rows held out decides. The kinds are ordered from the simplest on. A
-later one is chosen only where its gain over the best before it is larger than the standard error of that gain, row
-by row: where the rows cannot tell, the noise is Gaussian.
+noise, and the log predictive density of the rows held out decides. The kinds are ordered from the simplest on. A later
+one is chosen only where its gain over the best before it is
+
+- larger than its standard error, row by row: no single row decides; and
+- in total, over all rows held out, larger than log 20: if these rows came from what the simpler kind predicts, the
+  ratio of the densities of both would have the mean 1, and would exceed 20 with a probability of 1 / 20 at most.
+
+Where the rows cannot tell, the noise is Gaussian. The standard error alone would not do: chance exceeds it for one kind
+in six, and there are three kinds beside the first.
 
 A density can also be bought by giving up the mean: where many targets are equal, heavy tails take structure for
 outliers. So a later kind is not chosen either where its squared error is much larger.
@@ -38,6 +44,9 @@ NOISES: dict[str, Callable[[], Likelihood]] = {
 
 #: Rows that take part in the decision at most, and the share of them that is held out.
 MAX_ROWS, HELD_OUT = 5000, 0.2
+
+#: A kind is chosen where the rows held out are at least so many times as probable as with a simpler one.
+MIN_RATIO = 20.0
 
 #: A kind is not chosen where the root-mean-square error of the rows held out is larger by this factor.
 MAX_ERROR = 1.2
@@ -164,8 +173,8 @@ def choose_noise(
         if kind != best:
             difference = densities[kind] - densities[best]
             gains[kind] = float(difference.mean()), float(difference.std()) / math.sqrt(num_held_out)
-            is_better = gains[kind][0] > gains[kind][1] and errors[kind] <= MAX_ERROR * errors[best]
-            best = kind if is_better else best
+            is_clear = gains[kind][0] > max(gains[kind][1], math.log(MIN_RATIO) / num_held_out)
+            best = kind if is_clear and errors[kind] <= MAX_ERROR * errors[best] else best
     return NoiseChoice(best, scores, gains, num_held_out, hint, errors)
 
 

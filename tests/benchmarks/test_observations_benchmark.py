@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+import gpytorch_tkrr as tkrr
+
 pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
-from benchmarks.observations import MODELS, TRUTHS, check_targets, evaluate
+from benchmarks import observations
+from benchmarks.observations import MODELS, TRUTHS, check_targets, evaluate, gaussian_losses
 
 
 def test_scores_do_not_depend_on_units():
@@ -35,3 +38,15 @@ def test_claims_are_read_from_the_rows():
     notes = check_targets(rows)
     assert [note.split(":")[0] for note in notes] == ["met", "MISSED", "met", "met", "MISSED"]
     assert len(TRUTHS) == 7
+
+
+def test_auto_is_the_kind_that_it_chose(monkeypatch):
+    monkeypatch.setattr(observations, "NUM_TEST_ROWS", 50)
+    for name, value in (("RANK", 2), ("NUM_WARMUP", 6), ("NUM_DRAWS", 6)):
+        monkeypatch.setattr(observations, name, value)
+    choice = tkrr.NoiseChoice("student", {}, {}, 0)
+    monkeypatch.setattr(tkrr, "choose_noise", lambda *args, **kwargs: choice)
+    found = gaussian_losses(40, 0)
+    assert list(found) == ["gaussian", "student", "auto"] and found["auto"][2] == "student"
+    assert found["auto"][0] == found["student"][0] != found["gaussian"][0]
+    assert abs(found["gaussian"][0]) < 3.0  # standardised

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
@@ -26,6 +28,17 @@ def test_gaussian_noise_stays_gaussian():
         assert set(choice.scores) == {"gaussian", *choice.gains} and choice.num_held_out == 40
         chosen.append(choice.kind)
     assert chosen == ["gaussian"] * 2
+
+
+def test_a_small_gain_is_chance(monkeypatch):
+    x, f, e = rows(200)
+    kinds = ["gaussian", "student"]
+    y = f + 0.2 * e * (1 + 4 * (e.roll(7) > 1.2))  # heavy tails
+    choice = tkrr.choose_noise(x, y, kinds=kinds, **SMALL)
+    gain, error = choice.gains["student"]
+    assert choice.kind == "student" and gain > error > 0
+    monkeypatch.setattr("gpytorch_tkrr.inference.noise_choice.MIN_RATIO", math.exp(1.01 * gain * choice.num_held_out))
+    assert tkrr.choose_noise(x, y, kinds=kinds, **SMALL).kind == "gaussian"
 
 
 def test_few_rows_decide_nothing():

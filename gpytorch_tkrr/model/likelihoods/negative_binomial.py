@@ -261,7 +261,7 @@ class NegativeBinomialAugmentation(Augmentation):
 
     def __init__(self, likelihood: NegativeBinomialLikelihood, offset: float):
         constraint = likelihood.raw_dispersion_constraint
-        self.offset, self.present = offset, float(likelihood.dispersion)
+        self.offset, self.present = offset, float(likelihood.dispersion.detach())
         self.lower, self.upper = float(constraint.lower_bound), float(constraint.upper_bound)
         self.free = ("dispersion",) if likelihood.raw_dispersion.requires_grad else ()
         self.log_prior = _log_prior(likelihood)
