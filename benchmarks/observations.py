@@ -356,7 +356,8 @@ def _run_gaussian(report: Report, name: str, num_rows: int, num_sets: int) -> No
         facts = f"loses {min(losses):.4f} to {max(losses):.4f}" if kind != "gaussian" else ""
         if kind == "auto":
             facts += "; " + ", ".join(f"{each} {chosen.count(each)}" for each in dict.fromkeys(chosen))
-        nlpd, seconds = (sum(each[kind][i] for each in found) / num_sets for i in (0, 1))
+        nlpd = sum(each[kind][0] for each in found) / num_sets
+        seconds = sum(each[kind][1] for each in found) / num_sets
         report.add(data=name, N=num_rows, D=4, model=f"T-KRR, {kind}", nlpd=nlpd, seconds=seconds, facts=facts)
 
 
