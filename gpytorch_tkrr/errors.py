@@ -244,7 +244,7 @@ class SeparableKernelWarning(TKRRWarning):
 
 class ConstraintWarning(TKRRWarning):
     """
-    A bound of a parameter, not the data, decides its value.
+    A bound or a prior of a parameter, not the data, decides its value.
 
     Example:
         >>> import warnings, gpytorch, torch, gpytorch_tkrr as tkrr

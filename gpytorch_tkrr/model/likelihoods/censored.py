@@ -7,17 +7,22 @@ the model is a regression with Gaussian noise.
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from gpytorch.constraints import Positive
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.utils.quadrature import GaussHermiteQuadrature1D
 from torch import Tensor
 
 from ...data.source import Batch, Working
-from ...errors import InputError
+from ...data.training import Summary
+from ...errors import ConstraintWarning, InputError
 from .augmented import Augmentation, Parameters
 from .base import Rows
 from .gaussian import GaussianAugmentation, GaussianObservation
@@ -43,7 +48,7 @@ class CensoredLikelihood(GaussianLikelihood):
     :param high: Targets at or above this are known to be at least this; None for no such limit.
     :param censoring: A flag for each training row `(N,)`, in their order: -1 where y is at most the recorded target
         (left-censored), +1 where it is at least that (right-censored), 0 where it was measured.
-    :param kwargs: `noise_prior`, `noise_constraint` of a GaussianLikelihood.
+    :param kwargs: `noise_prior`, `noise_constraint` of a GaussianLikelihood; by default no bound but zero.
 
     Example:
         >>> import torch, gpytorch_tkrr as tkrr
@@ -58,7 +63,7 @@ class CensoredLikelihood(GaussianLikelihood):
     def __init__(
         self, low: float | None = None, high: float | None = None, censoring: Tensor | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{"noise_constraint": Positive(), **kwargs})
         self.low = -math.inf if low is None else float(low)
         self.high = math.inf if high is None else float(high)
         if not self.low < self.high:
@@ -159,6 +164,24 @@ class CensoredObservation(GaussianObservation):
             raise InputError(
                 f"The likelihood has {len(flags)} flags (censoring=) for {num_rows} training rows. Give one for each, "
                 "in the order of the data (of all processes)."
+            )
+
+    def prepare(self, summary: Summary, default_kernel: Callable[[float], Kernel]) -> None:
+        super().prepare(summary, default_kernel)
+        given = self.likelihood.censoring
+        if given is None:
+            ends = self.likelihood.flags(torch.tensor(summary.ends, dtype=torch.float64))
+            all_beyond = abs(float(ends.sum())) == 2
+        else:
+            all_beyond = bool((given != 0).all())
+        is_free = self.likelihood.noise_covar.raw_noise.requires_grad
+        if all_beyond and is_free and not list(self.likelihood.named_priors()):
+            warnings.warn(
+                f"All {summary.num_rows} targets are censored: they say neither how far beyond their limits the true "
+                "values lie nor how large the noise is, so that priors decide. Give rows that were measured, too, or "
+                "what you know of the noise: noise_prior=, or a fixed noise.",
+                ConstraintWarning,
+                stacklevel=6,
             )
 
     def of_rows(self, index: Tensor) -> Likelihood:

@@ -174,6 +174,25 @@ def test_bad_input():
         observe(tkrr.CensoredLikelihood()).rows(20, False, censoring=torch.zeros(3))
 
 
+@pytest.mark.parametrize("options", [{"high": 101.0}, {"low": 103.0}, {"censoring": torch.tensor([1, -1]).repeat(10)}])
+def test_nothing_but_limits(options):
+    x, y, _ = limited(20)
+    y = y if "censoring" in options else torch.full_like(y, 102.0)
+    with pytest.warns(tkrr.ConstraintWarning, match="All 20 targets are censored"):
+        model = fit((x, y), tkrr.CensoredLikelihood(**options)).model
+    assert bool(torch.isfinite(model.predict(x).mean).all())
+    fit((x, y), tkrr.CensoredLikelihood(**options, noise_prior=LogNormalPrior(0.0, 0.5)))  # no warning
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_units_do_not_matter(unit):
+    x, y, _ = limited(60)
+    one = fit((x, y), tkrr.CensoredLikelihood(high=101.0)).model.predict(x)
+    other = fit((x, unit * y), tkrr.CensoredLikelihood(high=unit * 101.0)).model.predict(x)
+    torch.testing.assert_close(other.mean / unit, one.mean, rtol=1e-5, atol=0)
+    torch.testing.assert_close(other.stddev / unit, one.stddev, rtol=1e-3, atol=0)
+
+
 def test_flags_follow_rows_that_are_taken_out(monkeypatch):
     """The first stages of a warm-up see some of the rows: these keep their own flags."""
     monkeypatch.setattr(plan, "FEW_ROWS", 50)
