@@ -78,13 +78,12 @@ for name, likelihood in likelihoods.items():
 # %% [markdown]
 # ## Where the targets lie in their predictive distribution
 #
-# If a model is right, the level of each test target in its predictive distribution is uniform: all columns reach the grey
-# line, up to chance. Gaussian noise piles
-# targets up in the middle: its intervals are too wide for most flights. What the first three leave is the column at
-# the right. Flights are late by hours and never early by hours, and these three kinds of noise are symmetric: upper
-# quantiles of the delay are too low. The error of the mean has the same reason. Heavy tails that are symmetric take
-# late flights for outliers, and the model finds where most delays lie; their mean is higher, by more where the noise is
-# wider. Skewed noise knows that.
+# If a model is right, the level of each test target in its predictive distribution is uniform: all columns reach the
+# grey line, up to chance. Gaussian noise piles targets up in the middle: its intervals are too wide for most flights.
+# What the first three leave is the column at the right. Flights are late by hours and never early by hours, and these
+# three kinds of noise are symmetric: upper quantiles of the delay are too low. The error of the mean has the same
+# reason. Heavy tails that are symmetric take late flights for outliers, and the model finds where most delays lie;
+# their mean is higher, by more where the noise is wider. Skewed noise knows that.
 
 # %%
 figure, axes = plt.subplots(1, 4, figsize=(11, 2.6), sharey=True, layout="constrained")
@@ -120,7 +119,8 @@ plt.show()
 # ## Let the training rows decide
 #
 # A fifth of the rows is held out, and every kind of noise is tried by a short chain on the others. A richer kind must
-# make the held-out rows at least 20 times as probable; where the rows cannot tell, the noise stays Gaussian. `gpytorch-tkrr fit --noise auto` does the same.
+# make the held-out rows at least 20 times as probable; where the rows cannot tell, the noise stays Gaussian.
+# `gpytorch-tkrr fit --noise auto` does the same.
 
 # %%
 kinds = ["gaussian", "student"] if FAST else None
