@@ -164,6 +164,7 @@ class GibbsProblem:
             num_chains=num_chains,
             can_score=self.can_score,
             can_integrate=self._can_integrate(),
+            sweep_factor=self.augmentation.sweep_factor,
         )
         if self.plan.num_processes or (earlier is not None and any(map(is_limit, earlier.resume["chains"]))):
             self.joint = self._free_hyperparameters(likelihood=model.likelihood, unit=self.training.scale**2)

@@ -102,6 +102,7 @@ class Plan:
         num_chains: int | None,
         can_score: bool = True,
         can_integrate: bool = False,
+        sweep_factor: float = 1.0,
     ) -> Plan:
         """
         What is None is chosen; what is given is taken as it is. There is one chain where only sweeps are given.
@@ -117,6 +118,7 @@ class Plan:
         :param num_chains: C.
         :param can_score: Whether chains can be weighed by rows that are held out.
         :param can_integrate: Whether a chain can take the limit of many components.
+        :param sweep_factor: How many times as many sweeps the observation model needs.
         """
         if num_chains is None and (num_warmup is not None or num_draws is not None):
             num_chains = 1
@@ -133,9 +135,9 @@ class Plan:
         if can_score and num_warmup is None and num_chains > 1:
             num_held_out = min(int(HELD_OUT * num_rows), MAX_HELD_OUT)
             rows = (num_rows - num_held_out, num_rows) if len(rows) == 1 else rows
-        shrink = max(min(MANY_INPUTS / num_dims, 1.0), 0.5)
+        shrink = max(min(MANY_INPUTS / num_dims, 1.0), 0.5) * sweep_factor
         if num_warmup is None:
-            sweeps = [round(shrink * FIRST_STAGE)] + [LATER_STAGE] * (len(rows) - 1)
+            sweeps = [round(shrink * FIRST_STAGE)] + [round(sweep_factor * LATER_STAGE)] * (len(rows) - 1)
         else:
             later = num_warmup // 10 if num_warmup else 0
             sweeps = [num_warmup - later * (len(rows) - 1)] + [later] * (len(rows) - 1)

@@ -64,6 +64,27 @@ def test_with_many_inputs_there_are_fewer_visits_and_smaller_factorisations(monk
     assert set(seen[0]) == {22} and set(seen[1]) == {affordable_functions(80)}
 
 
+def test_skewed_noise_has_twice_as_many_sweeps(monkeypatch):
+    plans = [Plan.choose(20_000, 100, 10, 5, **NOTHING, sweep_factor=factor) for factor in (1.0, 2.0)]
+    assert [(plan.ends, plan.num_draws) for plan in plans] == [((50, 60), 40), ((100, 120), 80)]
+    seen = []
+
+    class Stop(Exception):
+        pass
+
+    def stop(*args, sweep_factor, **kwargs):
+        seen.append(sweep_factor)
+        raise Stop
+
+    monkeypatch.setattr(Plan, "choose", stop)
+    x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for options in ({}, {"student": True}, {"skewed": True}):
+        likelihood = tkrr.HeteroskedasticLikelihood(**options)
+        with pytest.raises(Stop):
+            tkrr.fit_gibbs(tkrr.TKRR(x, x[:, 0], likelihood, rank=2, num_basis=4), seed=0)
+    assert seen == [1.0, 1.0, 2.0]
+
+
 def test_what_is_given_is_taken():
     plan = Plan.choose(50_000, 100, 10, 5, rank=7, num_warmup=100, num_draws=13, num_chains=3)
     assert (plan.rank, plan.num_chains, plan.num_draws, plan.ends[-1], plan.is_fixed) == (7, 3, 13, 100, True)

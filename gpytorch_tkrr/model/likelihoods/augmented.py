@@ -39,6 +39,9 @@ class Augmentation(ABC):
     #: The part of the warm-up that is not left out, even if the noise has stopped falling.
     warmup_part: float = 0.0
 
+    #: How many times as many sweeps there are by default, where parts of the noise are freed one after the other.
+    sweep_factor: float = 1.0
+
     #: A function of the inputs that is drawn along with f; None where there is none.
     second: SecondFunction | None = None
 

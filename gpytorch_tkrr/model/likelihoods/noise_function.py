@@ -148,6 +148,7 @@ class HeteroskedasticAugmentation(Augmentation):
 
     def __init__(self, base: Augmentation, second: LogNoiseFunction, unit: float):
         self.base, self.second, self.free, self.unit = base, second, base.free, unit
+        self.sweep_factor = base.sweep_factor
 
     @property
     def watched(self) -> tuple[str, ...]:

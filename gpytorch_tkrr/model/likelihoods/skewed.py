@@ -104,6 +104,7 @@ class SkewedAugmentation(Augmentation):
     """
 
     warmup_part = 0.8  # the shape is freed in its middle
+    sweep_factor = 2.0  # so that it has time to settle; scale and shape of the noise move slowly
 
     def __init__(self, model: NoiseModel, present: float, unit: float):
         self.model, self.present, self.unit = model, present, unit
