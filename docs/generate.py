@@ -354,8 +354,8 @@ def bayesopt_table(report: dict[str, Any]) -> str:
     """
     loops = [row for row in report["rows"] if row.get("median") is not None]
     lines = [
-        "| function | model | seeds | best value: median | quartiles | s per step |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
+        "| function | model | seeds | best value: median | quartiles | error of the mean | s per step |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     same = [row for row in loops if row.get("difference") == 0]
     for row in loops:
@@ -364,8 +364,9 @@ def bayesopt_table(report: dict[str, Any]) -> str:
         others = [each for each in same if each["problem"] == row["problem"]]
         model = row["model"] + "".join(f"; {each['model']} (the same in {each['num_seeds']} loops)" for each in others)
         quartiles = f"{row['lower_quartile']:.2f} to {row['upper_quartile']:.2f}"
+        error = "" if row["mean_error"] is None else f"{row['mean_error']:.2f}"
         lines.append(
-            f"| {row['problem']} | {model} | {row['num_seeds']} | {row['median']:.2f} | {quartiles} "
+            f"| {row['problem']} | {model} | {row['num_seeds']} | {row['median']:.2f} | {quartiles} | {error} "
             f"| {row['seconds_per_step']:.1f} |"
         )
     steps = [row for row in report["rows"] if row.get("rows") is not None]

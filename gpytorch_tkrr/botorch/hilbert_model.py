@@ -15,7 +15,7 @@ from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
 from botorch.optim.utils import get_parameters_and_bounds
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, RBFKernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from gpytorch.mlls import MarginalLogLikelihood
@@ -225,6 +225,7 @@ class HilbertGPModel(DropInGP):
             self.update_box()
             self._fit_within_box(mll, LAST_GAIN, **kwargs)
         self._check_box(x)
+        self._check_shared_box(x)
         return mll
 
     def _find_box(self, mll: MarginalLogLikelihood, x: Tensor, **kwargs: Any) -> None:
@@ -332,6 +333,38 @@ class HilbertGPModel(DropInGP):
                 stacklevel=4,
             )
 
+    def _check_shared_box(self, x: Tensor) -> None:
+        """
+        Say so if outcomes that share a box ask for boxes so different that it does not suit them all: where short
+        lengthscales cut off long ones, or where in one of their own the same number of functions represents more.
+
+        :param x: Transformed inputs.
+        """
+        kernel = self.covar_module
+        if not self._has_default_kernel or self._aug_batch_shape.numel() == 1:
+            return
+        lengthscales = kernel.base_kernel.lengthscale.detach().reshape(-1, x.shape[-1])
+        rows = x.reshape(-1, x.shape[-1])[:NUM_ROWS]
+        asked = _box_for(kernel.base_kernel, *self._range).half_width  # by the longest, were there no short ones
+        is_cut = lengthscales >= 0.99 * self._lengthscale_interval(kernel.base_kernel)[1].to(lengthscales)
+        is_poor = bool((is_cut.any(0) & (asked > 1.01 * self._suitable_domain().half_width)).any())
+        for lengthscale in lengthscales:
+            single = RBFKernel(ard_num_dims=x.shape[-1]).to(x)
+            single.lengthscale = lengthscale
+            own = _box_for(single, *self._range).to(x)
+            is_poor |= (
+                _represented(kernel, single, own, rows)
+                > _represented(kernel, single, kernel.domain, rows) + MAX_MISSING
+            )
+        if is_poor:
+            warnings.warn(
+                f"{len(lengthscales)} outcomes share one box and its {self._num_functions} functions, which do not suit "
+                "the lengthscales of all of them. Make a model of each outcome: "
+                "ModelListGP(HilbertGPModel(train_X, train_Y[:, :1]), ...).",
+                ApproximationWarning,
+                stacklevel=4,
+            )
+
     def update_box(self) -> None:
         """
         Make the box for the present lengthscales.
@@ -432,6 +465,20 @@ def _box_for(kernel: Kernel, lower: Tensor, upper: Tensor, num_basis: int | None
     return suit_short_lengthscales(
         domain, shortest, (upper - lower) / 2, num_basis, _missing(num_dims), room=MAX_GROWTH
     )
+
+
+@torch.no_grad()
+def _represented(kernel: HilbertKernel, single: Kernel, domain: Domain, x: Tensor) -> float:
+    """
+    The fraction of the prior variance of one outcome that as many functions represent in a box.
+
+    :param kernel: That of all outcomes.
+    :param single: The one of this outcome, with variance one.
+    :param domain: The box.
+    :param x: Inputs `(n, D)`.
+    """
+    own = HilbertKernel(single, domain, kernel.num_basis, index_set=kernel.index_set, accepted_missing=CROSS_ACCEPTED)
+    return float(own.eval()(x, diag=True).mean())
 
 
 def _missing(num_dims: int) -> float:

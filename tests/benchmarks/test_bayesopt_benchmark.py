@@ -73,7 +73,7 @@ def test_reaches_compares_the_median_with_the_lower_quartile(monkeypatch):
 
         def submit(self, function, loop, name, seed):
             job = Future()
-            job.set_result((float(best[name][seed]), 1.0))
+            job.set_result((float(best[name][seed]), 1.0, 0.1))
             return job
 
     monkeypatch.setattr(bayesopt, "ProcessPoolExecutor", Pool)
@@ -87,6 +87,24 @@ def test_reaches_compares_the_median_with_the_lower_quartile(monkeypatch):
 
 def test_loops_of_a_seed_start_alike():
     loop = bayesopt.Loop("hartmann6", "hartmann6", 4, 5, 0.1)
-    loops = [bayesopt.closed_loop(loop, bayesopt.MODELS[name], 3) for name in ("SingleTaskGP", "TKRRModel")]
+    loops = [bayesopt.closed_loop(loop, bayesopt.MODELS[name], 3)[0] for name in ("SingleTaskGP", "TKRRModel")]
     assert loops[0][:4] == loops[1][:4] and all(len(loop) == 5 for loop in loops)
     assert all(torch.tensor(loop).diff().min() >= 0 for loop in loops)
+
+
+def test_error_of_a_mean():
+    class Zero:
+        def posterior(self, x):
+            return torch.distributions.Normal(0 * x[:, :1], 1.0)
+
+    class Truth:
+        def posterior(self, x):
+            return torch.distributions.Normal(bayesopt.evaluate(problem, x), 1.0)
+
+    problem = bayesopt.make_problem("levy4")
+    x = torch.rand(100_000, 4, dtype=torch.float64)
+    values = bayesopt.evaluate(problem, x)
+    assert bayesopt.mean_error(Truth(), problem) == 0
+    assert bayesopt.mean_error(Zero(), problem) == pytest.approx(
+        float(values.square().mean().sqrt() / values.std()), rel=0.2
+    )

@@ -230,6 +230,18 @@ def test_lengthscale_too_short_for_the_functions():
         fit(HilbertGPModel(x, y, num_functions=5))
 
 
+@pytest.mark.parametrize(("num_dims", "num_functions", "frequency"), [(1, 20, 25), (4, 150, 15)])
+def test_outcomes_that_need_different_boxes_are_warned_of(num_dims, num_functions, frequency):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(200, num_dims, dtype=torch.float64, generator=generator)
+    slow = (x - 0.3).square().sum(-1, keepdim=True) + 0.02 * torch.randn(
+        200, 1, dtype=torch.float64, generator=generator
+    )
+    with pytest.warns(tkrr.ApproximationWarning, match="2 outcomes share one box .* Make a model of each"):
+        fit(HilbertGPModel(x, torch.cat([torch.sin(frequency * x[:, :1]), slow], -1), num_functions=num_functions))
+    fit(HilbertGPModel(x, torch.cat([slow.sin(), slow], -1), num_functions=num_functions))  # without a warning
+
+
 def test_batch_of_models():
     x = torch.rand(3, 20, 2, dtype=torch.float64)
     y = surface(x)
