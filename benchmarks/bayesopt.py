@@ -262,7 +262,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--initial", type=int, default=12)
     parser.add_argument("--evaluations", type=int, default=20)
     parser.add_argument(
-        "--own-forms", type=int, nargs=2, metavar=("EVALUATIONS", "SEEDS"), default=[28, 2],
+        "--own-forms", type=int, nargs=2, metavar=("EVALUATIONS", "SEEDS"), default=[20, 2],
         help="loops of the forms that models have with many rows",
     )  # fmt: skip
     names = ("ROWS", "STEPS", "SEEDS")
