@@ -267,7 +267,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     names = ("ROWS", "STEPS", "SEEDS")
     parser.add_argument(
-        "--many", type=int, nargs=3, metavar=names, default=[600, 2, 20], help="loops of TKRRModel after many rows"
+        "--many", type=int, nargs=3, metavar=names, default=[600, 2, 10], help="loops of TKRRModel after many rows"
     )
     parser.add_argument(
         "--more", type=int, nargs=3, metavar=names, default=[1300, 1, 5], help="loops of HilbertGPModel after more"
