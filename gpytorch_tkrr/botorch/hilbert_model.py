@@ -77,6 +77,9 @@ LAST_GAIN = 0.05
 #: Steps of L-BFGS-B with a covariance of tasks, whose parameters are redundant: to the end it takes thousands.
 STEPS_WITH_TASKS = 100
 
+#: Of outcomes in one box, long lengthscales may be cut off here, in units of the range: data hardly tell longer ones.
+CUT = 0.5
+
 #: By how much lengthscales may change, in one direction at least, before there is a new box.
 MAX_GROWTH = 1.3
 
@@ -346,7 +349,8 @@ class HilbertGPModel(DropInGP):
         lengthscales = kernel.base_kernel.lengthscale.detach().reshape(-1, x.shape[-1])
         rows = x.reshape(-1, x.shape[-1])[:NUM_ROWS]
         asked = _box_for(kernel.base_kernel, *self._range).half_width  # by the longest, were there no short ones
-        is_cut = lengthscales >= 0.99 * self._lengthscale_interval(kernel.base_kernel)[1].to(lengthscales)
+        longest = self._lengthscale_interval(kernel.base_kernel)[1].to(lengthscales)
+        is_cut = (lengthscales >= 0.99 * longest) & (longest < CUT * (self._range[1] - self._range[0]).to(longest))
         is_poor = bool((is_cut.any(0) & (asked > 1.01 * self._suitable_domain().half_width)).any())
         for lengthscale in lengthscales:
             single = RBFKernel(ard_num_dims=x.shape[-1]).to(x)
