@@ -44,6 +44,7 @@ plt.rcParams.update({"figure.dpi": 110, "axes.spines.top": False, "axes.spines.r
 for category in (BotorchWarning, NumericalWarning, RuntimeWarning):
     warnings.simplefilter("ignore", category)  # BoTorch says when it starts an optimisation again
 COLORS = {"SingleTaskGP": "tab:blue", "HilbertGPModel": "tab:orange", "TKRRModel": "tab:green"}
+WIDTHS = {"SingleTaskGP": 7, "HilbertGPModel": 4, "TKRRModel": 1.5}  # equal curves lie on each other
 
 # %% [markdown]
 # ## One input, to look at
@@ -137,8 +138,9 @@ figure, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained")
 for axis, name in zip(axes, problems, strict=True):
     for model_class in models[name]:
         label = model_class.__name__
-        axis.step(range(1, num_evaluations + 1), best[name, label], color=COLORS[label], label=label, where="post")
-    axis.axvline(12, color="k", lw=0.8, ls=":")
+        steps = range(1, num_evaluations + 1)
+        axis.step(steps, best[name, label], color=COLORS[label], lw=WIDTHS[label], label=label, where="post")
+    axis.axvline(12, color="k", lw=0.8, ls=":", label="the model chooses from here on")
     axis.set(xlabel="evaluations", ylabel="best value", title=name)
 axes[0].legend()
 plt.show()

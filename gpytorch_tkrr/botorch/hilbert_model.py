@@ -362,8 +362,8 @@ class HilbertGPModel(DropInGP):
             )
         if is_poor:
             warnings.warn(
-                f"{len(lengthscales)} outcomes share one box and its {self._num_functions} functions, which do not suit "
-                "the lengthscales of all of them. Make a model of each outcome: "
+                f"{len(lengthscales)} outcomes share one box and its {self._num_functions} functions, which do not "
+                "suit the lengthscales of all of them. Make a model of each outcome: "
                 "ModelListGP(HilbertGPModel(train_X, train_Y[:, :1]), ...).",
                 ApproximationWarning,
                 stacklevel=4,
