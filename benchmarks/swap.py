@@ -304,6 +304,30 @@ HELD_OUT = [
 ]
 
 
+#: With more rows than are evaluated by the kernel itself in any case; written down before any of them was run.
+MORE_ROWS = [
+    Problem("RBF, 700 rows", _rbf, _ripple, 1, 700, 30.0, 0.1),
+    Problem("RBF, 600 rows, L-BFGS", _rbf, _fast_wave, 1, 600, 0.01, 0.3, optimizer="lbfgs"),
+    Problem("Matern 5/2, 800 rows, normal", partial(_matern, 2.5), _kink, 1, 800, noise=0.05, inputs="normal"),
+    Problem("Matern 3/2, 700 rows, 0 to 100", partial(_matern, 1.5), _step, 1, 700, 100.0, 0.2),
+    Problem("RQ, 600 rows", lambda: ScaleKernel(RQKernel()), _beats, 1, 600, 3.0, 0.1, steps=60),
+    Problem(
+        "periodic times RBF, 600 rows", lambda: ScaleKernel(PeriodicKernel() * RBFKernel()), _season, 1, 600, 4.0, 0.2
+    ),
+    Problem("spectral mixture, 600 rows", partial(_mixture, [0.5, 2.0], [0.3, 0.4]), _beats, 1, 600, 3.0, 0.2),
+    Problem("RBF + Matern 3/2, 700 rows", lambda: _rbf() + _matern(1.5), _trend, 1, 700, 5.0, 0.1),
+    Problem("RBF, 2-D, 800 rows", partial(_rbf, ard_num_dims=2), _stripes, 2, 800, 20.0, 0.1),
+    Problem("RBF, 2-D, 600 rows, clusters", _rbf, _hill, 2, 600, noise=0.05, inputs="clusters"),
+    Problem("RBF, 2-D, 700 rows, L-BFGS", _rbf, _surface, 2, 700, noise=0.2, inputs="normal", optimizer="lbfgs"),
+    Problem("Matern 5/2, 2-D, 1 000 rows", partial(_matern, 2.5), _hill, 2, 1000, 3.0, 0.1, steps=60),
+    Problem("RBF, 3-D, 800 rows", partial(_rbf, ard_num_dims=3), _volume, 3, 800, 0.2, 0.1, steps=80),
+    Problem("RBF, 3-D, 1 000 rows, normal", _rbf, _valley, 3, 1000, noise=0.2, inputs="normal", steps=60),
+]
+
+#: The problems by how they came about.
+GROUPS = {"tuned on": PROBLEMS, "held out": HELD_OUT, "more rows": MORE_ROWS}
+
+
 class Model(gpytorch.models.ExactGP):
     """
     The GP of GPyTorch's tutorials.
@@ -375,23 +399,38 @@ def compare(problem: Problem, tol: float) -> dict[str, float | int | str]:
     x, y = problem.data()
     base = problem.kernel().to(problem.dtype)
     exact = Model(x, y, copy.deepcopy(base), problem.mean()).to(problem.dtype)
-    swapped = Model(x, y, tkrr.HilbertKernel.from_tolerance(base, x, tol), problem.mean()).to(problem.dtype)
     test_x = problem.test_inputs()
     with gpytorch.settings.max_cholesky_size(10**6):  # deterministic
         exact_seconds = train(exact, problem.optimizer, problem.steps)
-        exact_mean, exact_sd = predict(exact, test_x)
+        expected = predict(exact, test_x)
+
+    def swap() -> Model:
+        kernel = tkrr.HilbertKernel.from_tolerance(copy.deepcopy(base), x, tol)
+        return Model(x, y, kernel, problem.mean()).to(problem.dtype)
+
+    def differences(model: Model) -> list[float]:
+        pairs = zip(predict(model, test_x), expected, strict=True)
+        return [float((own - other).abs().max() / y.std()) for own, other in pairs]
+
+    swapped, reduced = swap(), swap()
     seconds = train(swapped, problem.optimizer, problem.steps)
-    mean, sd = predict(swapped, test_x)
-    kernel = swapped.covar_module
+    mean, sd = differences(swapped)
+    with reduced.covar_module.by_functions():
+        functions_seconds = train(reduced, problem.optimizer, problem.steps)
+        functions_mean, functions_sd = differences(reduced)
     return {
         "problem": problem.name,
-        "held_out": problem in HELD_OUT,
-        "by_functions": not kernel.is_exact,
-        "mean": float((mean - exact_mean).abs().max() / y.std()),
-        "sd": float((sd - exact_sd).abs().max() / y.std()),
-        "bases": kernel.num_revisions + 1,
-        "functions": kernel.expansion().num_functions,
+        "group": next((name for name, problems in GROUPS.items() if problem in problems), "other"),
+        "rows": len(x),
+        "mean": mean,
+        "sd": sd,
+        "is_exact": swapped.covar_module.is_exact,
+        "functions_mean": functions_mean,
+        "functions_sd": functions_sd,
+        "bases": reduced.covar_module.num_revisions + 1,
+        "functions": reduced.covar_module.expansion().num_functions,
         "seconds": seconds,
+        "functions_seconds": functions_seconds,
         "exact_seconds": exact_seconds,
     }
 
@@ -407,15 +446,15 @@ def _add(report: Report, measure: Callable[..., dict[str, float | int | str]], *
 
 def run(args: argparse.Namespace) -> Report:
     report = Report("swap", f"The exact GP and its one-line swap, tol = {args.tol:g}")
-    problems = [problem for problem in [*PROBLEMS, *HELD_OUT] if not args.only or problem.name in args.only]
+    problems = [each for group in GROUPS.values() for each in group if not args.only or each.name in args.only]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", gpytorch.utils.warnings.NumericalWarning)
         warnings.simplefilter("ignore", gpytorch.utils.warnings.GPInputWarning)
         for problem in problems:
             report.attempt(problem.name, partial(_add, report, compare, problem, args.tol))
-    for kind, held_out in (("tuned on", False), ("held out", True)):
-        rows = [row for row in report.rows if row.get("held_out") is held_out]
-        for name in ("mean", "sd") if rows else ():
+    for kind in GROUPS:
+        rows = [row for row in report.rows if row.get("group") == kind]
+        for name in ("mean", "sd", "functions_mean", "functions_sd") if rows else ():
             values = [row[name] for row in rows]
             report.notes.append(
                 f"{kind}, {len(values)} problems, {name}: median {statistics.median(values):.4f}, largest "
@@ -423,8 +462,9 @@ def run(args: argparse.Namespace) -> Report:
             )
     report.notes.append(
         "mean, sd: largest absolute difference from the exact GP over the data's range, divided by the targets' sd; sd "
-        "of new observations. bases: how many were used in the training run. by_functions: false where the rows are "
-        "so few that the kernel is evaluated as it is. Times are processor times of whole training runs; more rows: "
-        "python -m benchmarks swap_speed."
+        "of new observations. is_exact: whether the kernel was evaluated as it is in the end, as it always is up to "
+        "500 rows; functions_mean, functions_sd: the same differences where functions are used in any case "
+        "(`kernel.by_functions()`), with the number of bases in the training run and of functions at its end. Times "
+        "are processor times of whole training runs; more rows: python -m benchmarks swap_speed."
     )
     return report

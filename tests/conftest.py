@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from gpytorch_tkrr import HilbertKernel
 from gpytorch_tkrr.features.expansion import Expansion
+from gpytorch_tkrr.hilbert import tolerance
 
 # One thread: the matrices of the tests are small, and workers of pytest-xdist must not compete for cores.
 torch.set_num_threads(1)
@@ -37,6 +38,12 @@ def computations(request: pytest.FixtureRequest) -> Iterator[None]:
 def seed() -> None:
     """Every test starts from the same random state, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def functions_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have kernels with a tolerance use functions for few rows, too, so that small data test what large data meet."""
+    monkeypatch.setattr(tolerance, "FEW_ROWS", 0)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, LinearKernel
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.module import RandomModuleMixin
 from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, LinearOperator
@@ -157,8 +157,9 @@ class HilbertKernel(ReducedRankKernel):
 
         As soon as a likelihood has told the standard deviations of the noise, :math:`\sigma`, and of the targets, s,
         the bound is :math:`\text{tol} \cdot \min(\max k(x, x), 3 s \sigma)`: with the default the posterior mean is
-        off by about 0.01 s at most. With few training rows (at most 2 000) and many functions to
-        use, the model is trained and evaluated with the kernel as it is, which takes no more time then.
+        off by about 0.01 s at most. Up to 500 training rows, and up to 2 000 where many functions would be needed, the
+        model is trained and evaluated with the kernel as it is, which takes no more time then: `is_exact` says so, and
+        :meth:`by_functions` is for those who want the functions in any case.
 
         At most 4 000 functions are used. Where the bound takes more, a smaller error than these permit is not reached:
         what is missing counts as independent variance, and after training one
@@ -303,9 +304,7 @@ class HilbertKernel(ReducedRankKernel):
             expansion = self.expansion(x.shape[-1])
             features = expansion.features(x)
             approximate = expansion.covariance().between(features, features)
-            # One column more than rows: for equal inputs some sums of kernels go through an inexact root.
-            columns = torch.cat([x, x[:1]]).to(self.dtype)
-            exact = self.base_kernel(x.to(self.dtype), columns).to_dense()[..., :-1].double()
+            exact = _dense(self.base_kernel, x.to(self.dtype)).double()
             scale = exact.diagonal(dim1=-2, dim2=-1).amax(-1)
             error = (approximate - exact).abs().amax((-2, -1))
             return float(torch.where(error == 0, error, error / scale).max())  # k(x, x) may be zero at all inputs
@@ -322,8 +321,7 @@ class HilbertKernel(ReducedRankKernel):
             features = self._revise(x1.shape[-1], x1 if self.training and not x1.requires_grad else None)
             same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
             if features is None:
-                exact = self.base_kernel(x1, x2, diag=diag)
-                return exact if diag else self._as_it_is(exact.evaluate_kernel(), same)
+                return self.base_kernel(x1, x2, diag=True) if diag else self._as_it_is(x1, x2, same)
             if same:
                 return self._covariance(x1, *features, diag=diag)
             return self._cross_covariance(x1, x2, *features, diag=diag)
@@ -333,11 +331,11 @@ class HilbertKernel(ReducedRankKernel):
             batch_shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], self.batch_shape)
             return RefusedLinearOperator(x1, torch.Size((*batch_shape, x1.shape[-2], x2.shape[-2])), error)
 
-    def _as_it_is(self, covariance: LinearOperator, is_square: bool) -> LinearOperator:
+    def _as_it_is(self, x1: Tensor, x2: Tensor, same: bool) -> LinearOperator:
         """The base kernel's own covariance; one that is square has a deterministic likelihood."""
-        if not is_square or covariance.shape[-1] > MAX_EXACT_ROWS:
-            return covariance
-        return ExactLinearOperator(covariance.to_dense(), observer=self._observer())
+        if not same or x1.shape[-2] > MAX_EXACT_ROWS:
+            return self.base_kernel(x1, x2).evaluate_kernel()
+        return ExactLinearOperator(_dense(self.base_kernel, x1), observer=self._observer())
 
     def _observer(self, missing: float = 0.0) -> Observer | None:
         """Hears what likelihoods tell of training rows; proposals of a sampler tell nothing."""
@@ -778,6 +776,18 @@ def _same_content(left: list[Tensor], right: list[Tensor]) -> bool:
         a is b or (a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b))
         for a, b in zip(left, right, strict=True)
     )
+
+
+def _dense(kernel: Kernel, x: Tensor) -> Tensor:
+    """
+    The covariance `(..., N, N)` of a kernel as it is.
+
+    Kernels that evaluate to a root make a sum with others go through an inexact root of those, for equal inputs only:
+    one column more than rows avoids it.
+    """
+    if not any(isinstance(part, LinearKernel) for part in kernel.modules()):
+        return kernel(x).to_dense()
+    return kernel(x, torch.cat([x, x[..., :1, :]], dim=-2)).to_dense()[..., :-1]
 
 
 def _spread_rows(x: Tensor, num: int) -> Tensor:

@@ -51,6 +51,11 @@ class ReducedRankKernel(TransparentKernel):
         """
         raise NotImplementedError
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether there are so few rows that the kernel is evaluated as it is."""
+        raise NotImplementedError
+
     def as_training(self) -> AbstractContextManager[None]:
         """A context in which inputs are the rows that a prediction is conditioned on, whatever mode the model is in."""
         raise NotImplementedError
@@ -292,12 +297,15 @@ def _side_by_side(x: Tensor, tasks: Tensor) -> Tensor:
 def _task_strategy(
     data_kernels: Sequence[Kernel], train_inputs: Any, train_prior_dist: Any, train_labels: Tensor, likelihood: Any
 ) -> TaskPredictionStrategy | None:
-    """The strategy of several tasks, if all kernels of data are reduced to a low rank."""
+    """The strategy of several tasks, if all kernels of data are reduced to a low rank and evaluated by it."""
     kernels = [reduced_kernel(kernel) for kernel in data_kernels]
     reduced = [kernel for kernel in kernels if kernel is not None]
     if len(reduced) < len(kernels) or not isinstance(train_prior_dist, MultitaskMultivariateNormal):
         return None
     evaluate = partial(evaluate_as_training, reduced, train_prior_dist.lazy_covariance_matrix)
+    evaluate()  # so that kernels have seen how many rows there are
+    if any(kernel.is_exact for kernel in reduced):
+        return None
     strategy = TaskPredictionStrategy(
         train_inputs,
         train_prior_dist,

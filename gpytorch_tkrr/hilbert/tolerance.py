@@ -66,10 +66,9 @@ MARGIN = 0.5
 NOISE = 3.0
 
 #: Where more functions than this many times the rows are needed, the kernel is evaluated as it is: by then that takes
-#: less time. It returns to functions when fewer than half as many are needed. Up to `FEW_ROWS`, where a step of either
-#: takes some milliseconds, half as many functions as rows are reason enough.
+#: less time. It returns to functions when fewer than half as many are needed. Up to `FEW_ROWS` a step of either takes
+#: some milliseconds, so there is nothing to be gained by functions.
 EXACT = 1.5
-EXACT_OF_FEW = 0.5
 FEW_ROWS = 500
 
 #: While hyperparameters move by more than `FAST` a step (raw parameters; Adam with a rate of 0.1 begins with 0.1), a
@@ -160,6 +159,7 @@ class Tolerance:
         self.num_revisions = 0
         self.allows_exact = True
         self._is_exact = False
+        self._num_seen: int | None = None  # rows at the last step of training
         self._last: tuple[Tensor, ...] = ()  # raw parameters at the last step of training
         self._probes = self._make_probes()
 
@@ -197,6 +197,7 @@ class Tolerance:
         """
         if self.facts.num_rows is not None:  # they make up the covariance of a likelihood
             self.facts.num_rows = x.shape[-2]
+        self._num_seen = x.shape[-2]
         x = x.detach().reshape(-1, x.shape[-1])
         self._include(x.amin(0).double().cpu(), x.amax(0).double().cpu())
 
@@ -345,15 +346,23 @@ class Tolerance:
 
         :param kernel: The kernel that is expanded.
         """
-        return self.is_exact and self._prefers_exact() and self.choice is not None and not self.choice.is_far(kernel)
+        if not (self.is_exact and self._prefers_exact()):
+            return False
+        return self._has_few_rows() or (self.choice is not None and not self.choice.is_far(kernel))
 
     def _prefers_exact(self) -> bool:
         """Whether the last choice takes so many functions, for so few rows, that the kernel is better used as it is."""
+        if self._has_few_rows():
+            return True
         num_rows = self.facts.num_rows
         if num_rows is None or num_rows > MAX_EXACT_ROWS:
             return False
-        limit = (EXACT_OF_FEW if num_rows <= FEW_ROWS else EXACT) * num_rows
-        return self.num_needed > (0.5 if self._is_exact else 1.0) * limit
+        return self.num_needed > (0.5 if self._is_exact else 1.0) * EXACT * num_rows
+
+    def _has_few_rows(self) -> bool:
+        """Whether there are so few rows, as far as is known, that the kernel is used as it is in any case."""
+        num_rows = self._num_seen if self.facts.num_rows is None else self.facts.num_rows
+        return num_rows is not None and num_rows <= FEW_ROWS
 
     def choose(self, kernel: Kernel, allowed: float = math.inf, slack: float = 1.0) -> tuple[Domain, list[int], int]:
         """

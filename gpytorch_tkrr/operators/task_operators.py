@@ -27,6 +27,7 @@ from torch import Tensor
 from ..bases.covariance import kronecker
 from ..linalg import robust_cholesky
 from .capacitance import capacitance_terms
+from .exact import ExactLinearOperator
 from .gram import weighted_product
 from .lazy_operators import RefusedLinearOperator, multiply
 from .observer import Observer
@@ -445,7 +446,7 @@ def split_tasks(covariance: LinearOperator) -> tuple[HilbertLinearOperator, Tens
 
 def one_task_each(data: LinearOperator, task_covariance: Tensor, tasks: Tensor) -> LinearOperator | None:
     r"""
-    The covariance :math:`K_{nm} B_{t_n t_m}` of one task at each input; None where K has no low-rank structure.
+    The covariance :math:`K_{nm} B_{t_n t_m}` of one task at each input; None where K is none of this package's.
 
     :param data: K, what a :class:`~gpytorch_tkrr.HilbertKernel`, scaled or not, evaluates to.
     :param task_covariance: B, `(..., T, T)`.
@@ -456,6 +457,9 @@ def one_task_each(data: LinearOperator, task_covariance: Tensor, tasks: Tensor) 
         task_variance = task_covariance.diagonal(dim1=-2, dim2=-1)
         missing = data._diag_tensor._diagonal() * torch.take_along_dim(task_variance, tasks, dim=-1)
         return low_rank + DiagLinearOperator(missing)
+    if isinstance(data, ExactLinearOperator):
+        task_rows = torch.take_along_dim(task_covariance, tasks.unsqueeze(-1), dim=-2)  # (..., N, T)
+        return ExactLinearOperator(data.tensor * torch.take_along_dim(task_rows, tasks.unsqueeze(-2), dim=-1))
     if not isinstance(data, HilbertLinearOperator):
         return None
     return HilbertTaskLinearOperator(data, robust_cholesky(task_covariance.double()), tasks)

@@ -25,6 +25,8 @@ from gpytorch_tkrr.cp.moments import MomentTable
 from gpytorch_tkrr.families.fourier_series import OrthonormalSeries
 from gpytorch_tkrr.operators.lazy_features import LazyFeatures
 
+pytestmark = pytest.mark.usefixtures("functions_for_few_rows")
+
 STATIONARY = {
     "sines": tkrr.Sines(),
     "Gauss-Legendre": tkrr.GaussLegendre(),

@@ -29,6 +29,8 @@ from gpytorch_tkrr.features.box import choose_basis, needed_basis
 from gpytorch_tkrr.features.spectral import node_density, num_copies
 from gpytorch_tkrr.features.tree import Node
 
+pytestmark = pytest.mark.usefixtures("functions_for_few_rows")
+
 
 def with_(kernel, **values):
     kernel.initialize(**values)

@@ -41,7 +41,10 @@ def _index_kernel():
     return kernel
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # IndexKernel in a product
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # IndexKernel in a product
+    pytest.mark.usefixtures("functions_for_few_rows"),
+]
 
 TREES = {
     "hamming": lambda: _hamming(active_dims=(1, 2)),

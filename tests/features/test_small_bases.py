@@ -20,6 +20,7 @@ from gpytorch_tkrr import Domain, HilbertKernel, SizeError, UnsupportedKernelErr
 from gpytorch_tkrr.features.advice import advise
 
 pytestmark = [
+    pytest.mark.usefixtures("functions_for_few_rows"),
     pytest.mark.filterwarnings("ignore:.*deprecated.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning"),
 ]

@@ -24,6 +24,8 @@ from hypothesis import given
 
 import gpytorch_tkrr as tkrr
 
+pytestmark = pytest.mark.usefixtures("functions_for_few_rows")
+
 NUM_DIMS = 2
 
 #: Kernels over two columns.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import gpytorch
+import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import (
@@ -26,6 +27,8 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 import gpytorch_tkrr as tkrr
+
+pytestmark = pytest.mark.usefixtures("functions_for_few_rows")
 
 #: What a tree may be refused for, in a sentence; anything else that is raised is a defect.
 REFUSALS = (tkrr.UnsupportedKernelError, tkrr.SizeError)

@@ -31,6 +31,7 @@ from repository import is_installed, run_python
 from gpytorch_tkrr import DenseFallbackWarning, Domain, HilbertKernel, HyperbolicCross
 
 pytestmark = [
+    pytest.mark.usefixtures("functions_for_few_rows"),
     pytest.mark.filterwarnings("ignore::gpytorch_tkrr.ApproximationWarning"),
     pytest.mark.filterwarnings("ignore::gpytorch_tkrr.OutOfDomainWarning"),
     pytest.mark.filterwarnings("ignore:.*StructureKernel is deprecated:DeprecationWarning"),
@@ -545,7 +546,7 @@ class GP(gpytorch.models.ExactGP):
         self.covar_module = tkrr.HilbertKernel.from_tolerance(gpytorch.kernels.RBFKernel(), x)
     def forward(self, x):
         return self.distribution(self.mean_module(x), self.covar_module(x))
-x = torch.rand(300, 1, dtype=torch.float64)
+x = torch.rand(600, 1, dtype=torch.float64)
 for distribution, expected in ((gpytorch.distributions.MultivariateNormal, 1), (tkrr.ReducedRankNormal, 0)):
     GP.distribution = distribution
     model = GP(x, torch.sin(6 * x[:, 0]), gpytorch.likelihoods.GaussianLikelihood()).double()

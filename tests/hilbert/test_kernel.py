@@ -28,6 +28,8 @@ from gpytorch_tkrr.hilbert.prediction import split_covariance
 from gpytorch_tkrr.operators.lazy_operators import HilbertCrossLinearOperator
 from gpytorch_tkrr.operators.operator import HilbertLinearOperator
 
+pytestmark = pytest.mark.usefixtures("functions_for_few_rows")
+
 
 def rbf(lengthscale, **kwargs):
     kernel = RBFKernel(**kwargs)

@@ -32,7 +32,10 @@ from gpytorch_tkrr import (
 )
 from gpytorch_tkrr.hilbert import tolerance
 
-pytestmark = pytest.mark.filterwarnings("ignore:The input matches the stored training data")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The input matches the stored training data"),
+    pytest.mark.usefixtures("functions_for_few_rows"),
+]
 
 
 class GP(gpytorch.models.ExactGP):

@@ -15,7 +15,10 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch_tkrr import HilbertKernel
 from gpytorch_tkrr.hilbert import tolerance
 
-pytestmark = pytest.mark.filterwarnings("ignore:The input matches the stored training data")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The input matches the stored training data"),
+    pytest.mark.usefixtures("functions_for_few_rows"),
+]
 
 TEST_X = torch.linspace(0, 1, 30, dtype=torch.float64).unsqueeze(-1)
 

@@ -51,8 +51,16 @@ def by_hand(kernel: Kernel, x: Tensor) -> Kernel:
     return HilbertKernel(kernel, Domain.from_data(x, boundary_factor=6.0), num_basis)
 
 
+def by_functions(kernel: Kernel, x: Tensor) -> Kernel:
+    """By functions although there are few rows."""
+    hilbert = HilbertKernel.from_tolerance(kernel, x)
+    hilbert.by_functions().__enter__()
+    return hilbert
+
+
 BY_HAND = pytest.param(by_hand, id="by hand")
 FROM_TOLERANCE = pytest.param(HilbertKernel.from_tolerance, id="from tolerance")
+BY_FUNCTIONS = pytest.param(by_functions, id="by functions")
 
 
 class Regression(gpytorch.models.ExactGP):
@@ -93,7 +101,7 @@ def assert_agree(left, right, targets, tolerance=TOLERANCE):
         assert float((one - other).abs().max() / targets.std()) < tolerance
 
 
-@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE])
+@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE, BY_FUNCTIONS])
 def test_simple_regression(swap: Swap):
     x = torch.linspace(0, 1, 100)
     y = torch.sin(x * (2 * math.pi)) + math.sqrt(0.04) * torch.randn(100)
@@ -105,7 +113,7 @@ def test_simple_regression(swap: Swap):
     assert_agree(run(swap), run(keep), y)
 
 
-@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE])
+@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE, BY_FUNCTIONS])
 def test_batch_mode(swap: Swap):
     shape = torch.Size([2])
     x = torch.linspace(0, 1, 11).view(1, 11, 1).repeat(2, 1, 1)
@@ -120,7 +128,7 @@ def test_batch_mode(swap: Swap):
     assert_agree(run(swap), run(keep), y)
 
 
-@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE])
+@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE, BY_FUNCTIONS])
 def test_spectral_mixture(swap: Swap):
     x = torch.linspace(0, 1, 15)
     y = torch.sin(x * (2 * math.pi)) + 0.1 * torch.randn(15)
@@ -145,7 +153,7 @@ class Multitask(gpytorch.models.ExactGP):
         return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE])
+@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE, BY_FUNCTIONS])
 def test_multitask(swap: Swap):
     x = torch.linspace(0, 1, 60)
     y = torch.stack([torch.sin(2 * math.pi * x), torch.cos(2 * math.pi * x)], -1) + 0.2 * torch.randn(60, 2)
@@ -169,7 +177,7 @@ class Hadamard(gpytorch.models.ExactGP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x).mul(self.task_covar_module(i)))
 
 
-@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE])
+@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE, BY_FUNCTIONS])
 def test_hadamard_multitask(swap: Swap):
     x = torch.rand(100)
     tasks = (torch.arange(100) >= 50).long().unsqueeze(-1)
@@ -185,7 +193,7 @@ def test_hadamard_multitask(swap: Swap):
     assert_agree(run(swap), run(keep), y)
 
 
-@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE])
+@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE, BY_FUNCTIONS])
 def test_fully_bayesian_by_nuts(swap: Swap):
     pyro = pytest.importorskip("pyro")
     from pyro.infer.mcmc import MCMC, NUTS
@@ -234,7 +242,7 @@ class LearnedFeatures(gpytorch.models.ExactGP):
         return MultivariateNormal(self.mean_module(features), self.covar_module(features))
 
 
-@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE])
+@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE, BY_FUNCTIONS])
 def test_deep_kernel_learning(swap: Swap):
     """The kernel sees learned features; the bounds that they are scaled to stand in for data."""
     x = torch.rand(80, 3)
@@ -260,7 +268,7 @@ class Variational(gpytorch.models.ApproximateGP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE])
+@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE, BY_FUNCTIONS])
 def test_uncertain_inputs(swap: Swap):
     """Inputs are drawn anew for each step of a variational model; the box is that of their range."""
     mean, sd = torch.linspace(0, 1, 30, dtype=torch.float64), 0.03
@@ -293,7 +301,7 @@ def test_inputs_that_are_distributions_are_refused():
         HilbertKernel.from_tolerance(ScaleKernel(GaussianSymmetrizedKLKernel()), x)
 
 
-@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE])
+@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE, BY_FUNCTIONS])
 def test_saving_and_loading(swap: Swap):
     x = torch.linspace(0, 1, 50)
     y = torch.sin(x * (2 * math.pi)) + 0.2 * torch.randn(50)
@@ -307,7 +315,7 @@ def test_saving_and_loading(swap: Swap):
     assert_agree(predict(fresh, test_x), predict(model, test_x), y, tolerance=1e-6)
 
 
-@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE])
+@pytest.mark.parametrize("swap", [BY_HAND, FROM_TOLERANCE, BY_FUNCTIONS])
 def test_fantasies(swap: Swap):
     x = torch.linspace(0, 1, 30, dtype=torch.float64)
     y = torch.sin(x * (2 * math.pi)) + 0.1 * torch.randn(30, dtype=torch.float64)
