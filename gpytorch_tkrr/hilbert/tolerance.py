@@ -28,8 +28,10 @@ HEADROOMS = ((4.0, 300), (2.5, 400), (1.6, 600), (1.6**0.5, 600), (1.6**0.25, 60
 GROWTH_OF_LARGE = 1.4
 
 #: A basis is chosen anew when its error has grown to this part of the tolerance. A new basis has a smaller one, mostly
-#: much smaller; acting early keeps small what changes in the objective at that moment.
+#: much smaller; acting early keeps small what changes in the objective at that moment. Bases of at most `SMALL_ENOUGH`
+#: functions are given up earlier: another one costs little.
 TRIGGER = 0.3
+EARLY_TRIGGER, SMALL_ENOUGH = 0.1, 512
 
 #: Where the error of a new basis is not that much smaller: by which factor it may grow, up to the tolerance itself.
 GROWTH = 2.0
@@ -331,12 +333,13 @@ class Tolerance:
         assert self.choice is not None
         error, image = self.error(expansion, prior), self.image(expansion)
         tol = self.choice.slack * self.tol
-        limit = min(max(GROWTH * error, TRIGGER * tol), tol)
+        trigger = EARLY_TRIGGER if expansion.num_functions <= SMALL_ENOUGH else TRIGGER
+        limit = min(max(GROWTH * error, trigger * tol), tol)
         self.choice = replace(
             self.choice,
             scale=float(self.scale(expansion).max()),
             limit=limit,
-            image_limit=max(GROWTH * image, TRIGGER * tol / 2),
+            image_limit=max(GROWTH * image, trigger * tol / 2),
             is_settled=(self.is_limited and self.choice.slack == 1) or error > limit,
         )
 
