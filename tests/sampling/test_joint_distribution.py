@@ -47,7 +47,7 @@ CASES = {
     "counts": (
         JointProblem,
         lambda: NegativeBinomialLikelihood(dispersion_constraint=Interval(0.05, 50.0)),
-        1.0,
+        3.0,
         lambda rng: {"dispersion": dispersion(rng)},
     ),
     "ordinal": (
