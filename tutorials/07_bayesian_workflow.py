@@ -195,7 +195,7 @@ rate = (draws.posterior["level"] + draws.posterior["f"]).values.reshape(-1, len(
 new_counts = Predictive(arrivals, mcmc.get_samples())(torch.tensor([3.0, 12.0, 20.0]))["counts"]
 print("mean counts at 3, 12 and 20 o'clock:", new_counts.double().mean(0).numpy().round(1))
 
-fig, ax = plt.subplots(figsize=(6, 3))
+fig, ax = plt.subplots(figsize=(6, 3), layout="constrained")
 low, middle, high = np.quantile(np.exp(rate), [0.05, 0.5, 0.95], axis=0)
 hours = hour.numpy()
 ax.bar(hours, counts.numpy(), width=0.8 * (hours[1] - hours[0]), color="0.85", label="counts")
@@ -204,6 +204,18 @@ ax.plot(hours, middle, color="tab:orange", label="rate, median and 90 %")
 ax.set(xlabel="hour", ylabel="arrivals")
 ax.legend()
 plt.show()
+
+# %% [markdown]
+# Without Pyro, a regression of counts is one line. The dispersion of the negative binomial distribution is drawn, too;
+# where it is much larger than the counts, these are nearly Poisson.
+
+# %%
+arrivals_model = tkrr.TKRR(hour.unsqueeze(-1), counts, tkrr.NegativeBinomialLikelihood())  # the line
+tkrr.fit_gibbs(arrivals_model, seed=0, **settings)
+with torch.no_grad():
+    mean = arrivals_model.predict(torch.tensor([[3.0], [12.0], [20.0]])).mean
+dispersion = float(arrivals_model.posterior.parameters["dispersion"].mean())
+print("mean counts at 3, 12 and 20 o'clock:", mean.numpy().round(1), f"dispersion {dispersion:.0f}")
 
 # %% [markdown]
 # With more inputs than three, `tkrr.pyro.cp_function(name, kernel, x, domain=..., rank=...)` is the low-rank function
