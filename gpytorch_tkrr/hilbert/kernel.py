@@ -40,6 +40,7 @@ from ..operators.lazy_features import LazyFeatures
 from ..operators.lazy_operators import HilbertCrossLinearOperator, RefusedLinearOperator
 from ..operators.observer import DataFacts, Observer
 from ..operators.operator import HilbertLinearOperator, mean_represented
+from .feature_cache import FeatureCache
 from .multitask import ReducedRankKernel, evaluate_as_training, keep_structure_of_tasks
 from .prediction import HilbertPredictionStrategy
 from .sampled import random_twin, reject_failed_steps
@@ -128,7 +129,7 @@ class HilbertKernel(ReducedRankKernel):
         self.index_set = FullTensor() if index_set is None else index_set
         self._num_basis: int | tuple[int, ...] = 1
         self.num_basis = num_basis  # an unsupported kernel or a size that does not fit is refused here
-        self._cache = _FeatureCache()
+        self._cache = FeatureCache()
         self._tolerance: Tolerance | None = None
         self._is_part_of_exact = False  # a part of a kernel that is evaluated without functions
         self._warned: set[type[Warning]] = set()
@@ -723,43 +724,6 @@ class HilbertKernel(ReducedRankKernel):
         return random_twin(self)
 
 
-class _FeatureCache:
-    """
-    Features of the training inputs seen last, found again by content.
-
-    Deep copies of a kernel share it, since samplers copy the whole model at every step: what is found depends on
-    everything that makes the features, not on who asks. Pickles leave it behind.
-    """
-
-    def __init__(self) -> None:
-        self.content: tuple[Hashable, list[Tensor], LazyFeatures] | None = None
-
-    def find(self, structure: Hashable, tensors: list[Tensor]) -> LazyFeatures | None:
-        """
-        The features, or None.
-
-        :param structure: Which functions they are.
-        :param tensors: The inputs and all tensors that the functions depend on.
-        """
-        if self.content is None or self.content[0] != structure or not _same_content(self.content[1], tensors):
-            return None
-        return self.content[2]
-
-    def store(self, structure: Hashable, tensors: list[Tensor], features: LazyFeatures) -> None:
-        """
-        :param structure: Which functions they are.
-        :param tensors: The inputs and all tensors that the functions depend on.
-        :param features: `(..., N, M)`.
-        """
-        self.content = (structure, [tensor.detach().clone() for tensor in tensors], features)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _FeatureCache:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _FeatureCache, ()
-
-
 def _without_copies(x: Tensor) -> Tensor:
     """
     Inputs `(..., N, D)` without batch dimensions that only repeat them; Gaussian processes with sampled
@@ -769,13 +733,6 @@ def _without_copies(x: Tensor) -> Tensor:
         return x
     first = x[(0,) * (x.dim() - 2)]
     return first if torch.equal(x, first.expand_as(x)) else x
-
-
-def _same_content(left: list[Tensor], right: list[Tensor]) -> bool:
-    return len(left) == len(right) and all(
-        a is b or (a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b))
-        for a, b in zip(left, right, strict=True)
-    )
 
 
 def _dense(kernel: Kernel, x: Tensor) -> Tensor:
