@@ -128,7 +128,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gaussian-sets", type=int, default=4, help="generated sets of each size")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--previous", nargs="+", type=Path, default=[], help="earlier reports: what they hold and is not run is kept"
+        "--previous",
+        nargs="+",
+        type=Path,
+        default=[],
+        help="earlier reports, latest first: what is not run is kept",
     )
     datasets.add_arguments(parser)
 
@@ -155,6 +159,7 @@ def run(args: argparse.Namespace) -> Report:
     for path in args.previous:
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
         report.rows += [row for row in rows if (row["data"], row["model"]) not in done]
+        done |= {(row["data"], row["model"]) for row in rows}
     args.previous = len(args.previous)  # not where they were
     places = [
         "flights",
