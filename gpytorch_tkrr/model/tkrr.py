@@ -247,7 +247,8 @@ class TKRR(LowRankModel):
         basis does not represent. Rows outside the range of the training rows give a warning and are marked by
         `extrapolates`; there f has at least the variance that the prior has if f is known at the edge of the range. If
         the model has chosen kernel and box itself, f is constant from a tenth of the range outside on, and limited to
-        the range of the targets, extended on both sides by its own width.
+        the range of the targets, extended on both sides by a quarter of its width; what is cut off counts as
+        uncertainty.
 
         :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension: a tensor, an array or a DataFrame.
         :param rows: What the likelihood needs to know about each row, one number or one for each row `(..., n)`:
@@ -277,14 +278,15 @@ class TKRR(LowRankModel):
             """Values of f at inputs `(n, D)`, and what is known of the rows there."""
             warped = self.warped(x)
             functions, variances = posterior.components(warped)
-            f = self._bounded(self.mean_module(x).double() + functions, x)
+            free = self.mean_module(x).double() + functions
+            f = self._bounded(free, x)
             missing = self._missing_variance(warped)
             if missing is not None:
                 variances = missing if variances is None else variances + missing
             lost = spread_of_missing(posterior, warped)
             if lost is not None:
                 variances = lost if variances is None else variances + lost
-            unknown = self._unknown_variance(x)
+            unknown = self._unknown_variance(x, free - f)
             if unknown is not None:
                 spread = f.var(0, correction=0)
                 spread = spread if variances is None else spread + variances
@@ -406,7 +408,9 @@ class TKRR(LowRankModel):
             return self.forward(x)
         posterior = self._known_posterior()
         warped = self.warped(x)
-        mean = self._bounded(self.mean_module(x) + posterior.functions(warped).to(x.dtype), x).mean(0)
+        free = self.mean_module(x) + posterior.functions(warped).to(x.dtype)
+        f = self._bounded(free, x)
+        mean = f.mean(0)
         covariance = PosteriorCovariance(warped.to(x.dtype), posterior=posterior)
         missing = self._missing_variance(warped)
         if missing is not None:
@@ -414,7 +418,7 @@ class TKRR(LowRankModel):
         lost = None if self._measure is None else spread_of_missing(posterior, warped.reshape(-1, x.shape[-1]))
         if lost is not None:
             covariance = covariance + DiagLinearOperator(lost.mean(0).reshape(x.shape[:-1]).to(x.dtype))
-        unknown = self._unknown_variance(x)
+        unknown = self._unknown_variance(x, free - f)
         if unknown is not None:
             lacking = (unknown.to(x.dtype) - covariance.diagonal(dim1=-1, dim2=-2)).clamp(min=0)
             covariance = covariance + DiagLinearOperator(lacking)
@@ -463,12 +467,20 @@ class TKRR(LowRankModel):
             )
         return separable.outputscale() * missing.variance
 
-    def _unknown_variance(self, x: Tensor) -> Tensor | None:
-        """What f has at least outside the training range, `(..., n)`; None where there are no such rows."""
+    def _unknown_variance(self, x: Tensor, cut: Tensor | None = None) -> Tensor | None:
+        """
+        What f has at least outside the training range, `(..., n)`; None where there are no such rows.
+
+        :param x: Inputs `(..., n, D)`.
+        :param cut: By how much values of f were too large to be believed, `(S, ..., n)`; by default not at all.
+        """
         if self.training_range is None:
             return None
         most = self.training_range.variance if self.is_flat_outside else math.inf
-        return self.training_range.unknown_variance(self.separate_as_fitted(), x, self._warped, most)
+        unknown = self.training_range.unknown_variance(self.separate_as_fitted(), x, self._warped, most)
+        if unknown is None or cut is None:
+            return unknown
+        return torch.maximum(unknown, cut.double().square().mean(0).clamp(max=most))
 
     # State
 

@@ -8,7 +8,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from support.models import gaussian, rbf
 
 import gpytorch_tkrr as tkrr
-from gpytorch_tkrr.model.extrapolation import MARGIN, TrainingRange
+from gpytorch_tkrr.model.extrapolation import EXCESS, MARGIN, TrainingRange
 
 
 def _fitted(method: str, **kwargs) -> tkrr.TKRR:
@@ -114,7 +114,24 @@ def test_with_everything_chosen_by_the_model_nothing_runs_away():
     corner = 40 * torch.sign(x[:50])  # all columns at once
     with pytest.warns(tkrr.ExtrapolationWarning):
         prediction = model.predict(corner)
-    width = (1 + 1e-9) * (y.max() - y.min())
+    width = (1 + 1e-9) * EXCESS * (y.max() - y.min())
     for mean in (prediction.mean, model(corner).mean, model.draws(corner)):
         assert mean.min() >= y.min() - width and mean.max() <= y.max() + width
     assert (prediction.stddev > 0.3 * y.std()).all()
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::gpytorch_tkrr.ExtrapolationWarning")
+def test_values_too_large_to_be_believed_are_cut_off_and_count_as_uncertainty():
+    x = torch.rand(300, 6, dtype=torch.float64)
+    y = 5 * (0.2 + x).prod(-1)  # steepest in a corner where no data are
+    model = tkrr.TKRR(x, y, gaussian(), rank=2)
+    tkrr.fit_gibbs(model, num_warmup=30, num_draws=10, num_chains=1, seed=0)
+    corner = torch.full((1, 6), 1.3, dtype=torch.float64)
+    width = float(y.max() - y.min())
+    free = model.posterior.functions(model.warped(corner)) + model.mean_module(corner)
+    assert float(free.mean()) > float(y.max()) + width  # else there is nothing to see
+    prediction = model.eval().predict(corner)
+    assert float(prediction.mean) == pytest.approx(float(y.max()) + EXCESS * width)
+    assert float(prediction.stddev) >= 0.99 * float(y.std())
+    assert float(model(corner).mean) == pytest.approx(float(prediction.mean))
