@@ -517,7 +517,7 @@ def _expand(node: Node, box: Box) -> Expansion:
     if kind is Structure.COLUMN_SUM:
         return _merge([_expand(part, box) for part in node.by_column()])
     raise unsupported(
-        node, f"has neither a spectral density over its {len(node.free)} input column(s) nor a finite basis."
+        node, f"has neither a spectral density over its {len(node.free)} input columns nor a finite basis."
     )
 
 

@@ -218,7 +218,7 @@ def _density(node: Node, frequencies: Frequencies) -> Tensor:
     if unseen:
         raise _no_density(
             node,
-            f"it is constant along input column(s) {unseen}. A sum over different columns has a basis, but no density "
+            f"it is constant along input columns {unseen}. A sum over different columns has a basis, but no density "
             "in all of them.",
         )
     kind = node.kind
@@ -415,7 +415,7 @@ def _product_density(node: Node, factors: Iterable[Node], frequencies: Frequenci
     groups = _group_by_columns(factors)
     unseen = set(frequencies).difference(*(columns for columns, _ in groups))
     if unseen:
-        raise _no_density(node, f"it is constant along input column(s) {sorted(unseen)}.")
+        raise _no_density(node, f"it is constant along input columns {sorted(unseen)}.")
     density = multiplier
     for columns, group in groups:
         kept = {column: omega for column, omega in frequencies.items() if column in columns}

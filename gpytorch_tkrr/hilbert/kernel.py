@@ -473,7 +473,7 @@ class HilbertKernel(ReducedRankKernel):
             dims = sorted(set(outside[:, 1].tolist()))
             raise DomainError(
                 f"{int((~inside).any(-1).sum())} of {len(rows)} training inputs lie outside the domain {self.domain}, "
-                f"in input dimension(s) {dims}; the first is row {int(outside[0, 0])}: {rows[outside[0, 0]].tolist()}. "
+                f"in input dimensions {dims}; the first is row {int(outside[0, 0])}: {rows[outside[0, 0]].tolist()}. "
                 "Make the domain from these inputs: Domain.from_data(train_x)."
             )
 
@@ -516,7 +516,7 @@ class HilbertKernel(ReducedRankKernel):
         position = (x.detach().double() - center).abs() / half_width
         position = position.expand(*short.shape, x.shape[-1])[short]  # (points, D)
         dims = (position.amax(0) > 2 / 3).nonzero().flatten().tolist()
-        where = f"near or outside the box in input dimension(s) {dims}" if dims else "inside the box"
+        where = f"near or outside the box in input dimensions {dims}" if dims else "inside the box"
         warnings.warn(
             f"At {len(position)} of {short.numel()} inputs, {where}, the functions of HilbertKernel represent less "
             f"than {1 - self._accepted_error:.0%} of the prior variance. The missing part is added as independent "

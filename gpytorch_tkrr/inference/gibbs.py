@@ -313,14 +313,13 @@ def _verdict(
     concern = problem.augmentation.concern(posterior.parameters)
     if concern is not None:
         concerns.append((ConstraintWarning, concern))
-    num_limits, sizes = (
-        sum(chain.is_limit for chain in chains),
-        [mode.num_functions for mode in problem.separable.modes],
-    )
+    num_limits = sum(chain.is_limit for chain in chains)
+    least, most = (size([mode.num_functions for mode in problem.separable.modes]) for size in (min, max))
+    chains_text = "one chain" if len(chains) == 1 else f"{len(chains)} chains"
     limit = f" ({num_limits} in the limit of many components)" if num_limits else ""
     message = (
-        f"{posterior.num_draws} draws of {len(chains)} chain(s){limit}, rank {posterior.rank}, "
-        f"{min(sizes)} to {max(sizes)} functions for each input."
+        f"{posterior.num_draws} draws of {chains_text}{limit}, rank {posterior.rank}, "
+        f"{least if least == most else f'{least} to {most}'} functions for each input."
     )
     worst = max(value for name, value in rhat.items() if name not in problem.hyperparameters.names)
     if len(chains) > 1 and worst > MAX_RHAT:

@@ -238,7 +238,7 @@ class TKRRRegressor(RegressorMixin, TKRREstimator):
         """Targets as many as those of the fit."""
         targets = self._targets(y)
         if targets[:1].size != min(self.n_outputs_, targets.size):
-            raise InputError(f"The fit had {self.n_outputs_} output(s); got targets of shape {targets.shape}.")
+            raise InputError(f"The fit was of {self.n_outputs_} outputs; got targets of shape {targets.shape}.")
         return targets
 
     def transformed(self, y: np.ndarray) -> Tensor:

@@ -131,7 +131,7 @@ def test_a_fit_has_both_kinds_of_chains_goes_on_and_is_saved(short):
     model = make_model(60)
     x, y = model.train_inputs[0], model.train_targets
     result = fit(model)
-    assert "2 chain(s) (1 in the limit of many components)" in result.message
+    assert "2 chains (1 in the limit of many components)" in result.message
     assert result.posterior.chains.bincount().tolist() == [6, 6] and model.rank == result.posterior.rank == 60 + 64
     assert (model.predict(x).mean - y).square().mean().sqrt() < 0.3
     by_chain = result.posterior.functions(model.warped(x)).reshape(2, 6, 60).mean(1)

@@ -300,7 +300,7 @@ def test_one_training_row_and_one_test_row():
 def test_outside_the_box_the_prior_comes_back():
     model = make_model(dims=1)
     x = torch.tensor([[0.5], [2.4], [2.6], [-10.0], [1e6]], dtype=torch.float64)
-    with pytest.warns(OutOfDomainWarning, match=r"At 4 of 5 inputs, near or outside .* dimension\(s\) \[0\]"):
+    with pytest.warns(OutOfDomainWarning, match=r"At 4 of 5 inputs, near or outside .* dimensions \[0\]"):
         posterior = model(x)
     prior = model.covar_module.base_kernel.outputscale
     assert torch.allclose(posterior.mean[2:], model.mean_module.constant.expand(3))
@@ -349,7 +349,7 @@ def test_outside_in_one_dimension_of_a_batch_of_models():
     model = make_model(batch=(2,))
     x = torch.rand(2, 4, 2, dtype=torch.float64)
     x[1, 3, 1] = 7.0
-    with pytest.warns(OutOfDomainWarning, match=r"At 1 of 8 inputs.*dimension\(s\) \[1\]"):
+    with pytest.warns(OutOfDomainWarning, match=r"At 1 of 8 inputs.*dimensions \[1\]"):
         posterior = model(x)
     assert torch.allclose(posterior.variance[1, 3], model.covar_module.base_kernel.outputscale[1])
 

@@ -101,7 +101,7 @@ def test_a_stage_is_over_when_the_noise_has_stopped_falling():
 def test_nothing_given_gives_several_chains_and_a_rank_of_its_own():
     model = make_model()
     result = tkrr.fit_gibbs(model, seed=0)
-    assert len(result.posterior.chains.unique()) == 6 and "6 chain(s)" in result.message
+    assert len(result.posterior.chains.unique()) == 6 and "6 chains" in result.message
     assert model.rank == result.posterior.rank == 60 + 64  # of draws in the limit of many components
     assert result.effective_rank < MIN_RANK  # of the others: components that do nothing were dropped
     x, y = model.train_inputs[0], model.train_targets
