@@ -347,7 +347,7 @@ class UnknownKernel(Kernel):
         (UnknownKernel(), r"^UnknownKernel has no .*(.|\n)*register_spectral_density\(UnknownKernel\)"),
         (ScaleKernel(RBFKernelGrad()), r"ScaleKernel\.base_kernel: RBFKernelGrad"),
         (LinearKernel(), "finite sum of basis functions"),
-        (ConstantKernel() * ConstantKernel(), r"constant along input column\(s\) \[0, 1\]"),
+        (ConstantKernel() * ConstantKernel(), r"constant along input columns \[0, 1\]"),
         (RBFKernel() + ConstantKernel(), r"kernels\[1\]: ConstantKernel"),
         (RBFKernel(active_dims=0) + RBFKernel(active_dims=1), r"kernels\[0\]: RBFKernel .*constant along.* \[1\]"),
         (RBFKernel(active_dims=0) * PeriodicKernel(active_dims=1), r"kernels\[1\]: PeriodicKernel"),
