@@ -279,7 +279,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="observations of the timed steps",
     )  # fmt: skip
     parser.add_argument("--exact-rows", type=int, default=3_000, help="most observations of SingleTaskGP in those")
-    parser.add_argument("--corrupted", type=int, nargs=2, default=[150, 5], metavar=("ROWS", "SEEDS"))
+    parser.add_argument("--corrupted", type=int, nargs=2, default=[150, 3], metavar=("ROWS", "SEEDS"))
 
 
 def run(args: argparse.Namespace) -> Report:
