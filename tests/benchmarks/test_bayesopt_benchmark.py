@@ -78,11 +78,13 @@ def test_reaches_compares_the_median_with_the_lower_quartile(monkeypatch):
 
     monkeypatch.setattr(bayesopt, "ProcessPoolExecutor", Pool)
     report = Report("bayesopt", "")
-    sizes = "--seeds 5 --same-seeds 5 --initial 4 --evaluations 5 --workers 1 --own-forms 5 0 --many 6 1 0 --more 6 1 0"
+    sizes = "--seeds 5 --initial 4 --evaluations 5 --workers 1 --own-forms 5 0 --many 6 1 0 --more 6 1 0"
     args = parse(*sizes.split())
     bayesopt.run_loops(report, args, Finished())
     reaches = [row["reaches"] for row in report.rows if row["problem"] == "hartmann6"]
     assert reaches == [True, False, True]
+    differences = [row.get("difference") for row in report.rows if row["problem"] == "hartmann6"]
+    assert differences[0] is None and differences[1] > 0
 
 
 def test_loops_of_a_seed_start_alike():
