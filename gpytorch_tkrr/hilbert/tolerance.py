@@ -432,6 +432,7 @@ class Tolerance:
             "tol": self.tol,
             "range": [self.lower.tolist(), self.upper.tolist()],
             "facts": asdict(self.facts),
+            "num_seen": self._num_seen,
             "is_exact": self._is_exact,
             "last": [parameter.tolist() for parameter in self._last],
             "choice": None
@@ -456,6 +457,7 @@ class Tolerance:
         self.lower, self.upper = (torch.tensor(end, dtype=torch.float64) for end in state["range"])
         self._probes = self._make_probes()
         self.facts = DataFacts(**state["facts"])
+        self._num_seen = state.get("num_seen")
         self._is_exact = state["is_exact"]
         self._last = _tensors(state.get("last", []))
         choice = state["choice"]
