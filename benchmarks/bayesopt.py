@@ -94,11 +94,13 @@ class Contest:
     A loop and who runs it.
 
     :param loop: The loop.
-    :param models: Keys of `MODELS`, the exact one first, and the number of seeds of each.
+    :param models: Keys of `MODELS`, the exact one first.
+    :param num_seeds: How many times each.
     """
 
     loop: Loop
-    models: dict[str, int]
+    models: list[str]
+    num_seeds: int
 
 
 def make_contests(args: argparse.Namespace) -> list[Contest]:
@@ -110,19 +112,19 @@ def make_contests(args: argparse.Namespace) -> list[Contest]:
     contests = []
     for name in PROBLEMS:
         loop = Loop(name, name, args.initial, args.evaluations)
-        contests.append(Contest(loop, dict.fromkeys(_for_problem(DEFAULTS, name), args.seeds)))
+        contests.append(Contest(loop, _for_problem(DEFAULTS, name), args.seeds))
     evaluations, num_seeds = args.own_forms
     for name in PROBLEMS:
         loop = Loop(f"{name}, own forms", name, args.initial, evaluations)
-        contests.append(Contest(loop, dict.fromkeys(_for_problem(OWN_FORMS, name), num_seeds)))
+        contests.append(Contest(loop, _for_problem(OWN_FORMS, name), num_seeds))
     for model, sizes in (("TKRRModel", args.many), ("HilbertGPModel", args.more)):
         num_rows, steps, num_seeds = sizes
         for name in PROBLEMS:
             models = _for_problem([EXACT, model], name)
             if len(models) > 1:
                 loop = Loop(f"{name}, {num_rows} noisy", name, num_rows, num_rows + steps, 0.1)
-                contests.append(Contest(loop, dict.fromkeys(models, num_seeds)))
-    return [contest for contest in contests if contest.models[EXACT]]
+                contests.append(Contest(loop, models, num_seeds))
+    return [contest for contest in contests if contest.num_seeds]
 
 
 def _for_problem(models: Iterable[str], problem: str) -> list[str]:
@@ -332,10 +334,10 @@ def run_loops(report: Report, args: argparse.Namespace, finished: Finished) -> N
     contests = make_contests(args)
     keys = [
         (contest.loop, name, seed)
-        for seed in range(max(contest.models[EXACT] for contest in contests))
+        for seed in range(max(contest.num_seeds for contest in contests))
         for contest in contests
-        for name, num_seeds in contest.models.items()
-        if seed < num_seeds
+        for name in contest.models
+        if seed < contest.num_seeds
     ]
     open_keys = [key for key in keys if _as_json(*key) not in finished]
     with ProcessPoolExecutor(args.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -347,8 +349,8 @@ def run_loops(report: Report, args: argparse.Namespace, finished: Finished) -> N
             print(f"{loop.name} {name} seed {seed}: {value:.4g}, {seconds:.2g} s per step", file=sys.stderr, flush=True)
     for contest in contests:
         results = {
-            name: [finished[_as_json(contest.loop, name, seed)] for seed in range(num_seeds)]
-            for name, num_seeds in contest.models.items()
+            name: [finished[_as_json(contest.loop, name, seed)] for seed in range(contest.num_seeds)]
+            for name in contest.models
         }
         lower = _summary(contest.loop, EXACT, results[EXACT])["lower_quartile"]
         for name, own in results.items():

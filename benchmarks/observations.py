@@ -148,8 +148,7 @@ def run(args: argparse.Namespace) -> Report:
         for name, problem in TRUTHS.items():
             report.attempt(name, partial(_run_truth, report, name, problem, args.seed))
     if "gaussian" in args.parts:
-        for num_rows in GAUSSIAN_ROWS:
-            name = f"gaussian noise, {num_rows} rows"
+        for name, num_rows in GAUSSIAN_ROWS.items():
             report.attempt(name, partial(_run_gaussian, report, name, num_rows, args.gaussian_sets))
     if "pool" in args.parts:
         for name in args.sets:
@@ -161,13 +160,7 @@ def run(args: argparse.Namespace) -> Report:
         report.rows += [row for row in rows if (row["data"], row["model"]) not in done]
         done |= {(row["data"], row["model"]) for row in rows}
     args.previous = len(args.previous)  # not where they were
-    places = [
-        "flights",
-        SPLITS,
-        *TRUTHS,
-        *(f"gaussian noise, {num_rows} rows" for num_rows in GAUSSIAN_ROWS),
-        *pool.SETS,
-    ]
+    places = ["flights", SPLITS, *TRUTHS, *GAUSSIAN_ROWS, *pool.SETS]
     report.rows.sort(key=lambda row: places.index(row["data"]))
     report.notes += [
         "rmse: of the mean, mae: of the median, coverage: of the central 95 % interval. seconds: processor time of "
@@ -354,7 +347,8 @@ def _run_truth(report: Report, name: str, problem: Callable[..., dict[str, float
 
 # Generated sets whose noise is Gaussian
 
-GAUSSIAN_ROWS, NUM_TEST_ROWS = (100, 300, 1000), 2000
+GAUSSIAN_ROWS = {f"gaussian noise, {num_rows} rows": num_rows for num_rows in (100, 300, 1000)}
+NUM_TEST_ROWS = 2000
 
 
 def gaussian_losses(num_rows: int, seed: int) -> dict[str, tuple[float, float, str]]:

@@ -314,7 +314,8 @@ def _verdict(
     if concern is not None:
         concerns.append((ConstraintWarning, concern))
     num_limits = sum(chain.is_limit for chain in chains)
-    least, most = (size([mode.num_functions for mode in problem.separable.modes]) for size in (min, max))
+    sizes = [mode.num_functions for mode in problem.separable.modes]
+    least, most = min(sizes), max(sizes)
     chains_text = "one chain" if len(chains) == 1 else f"{len(chains)} chains"
     limit = f" ({num_limits} in the limit of many components)" if num_limits else ""
     message = (

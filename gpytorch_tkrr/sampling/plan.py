@@ -135,14 +135,14 @@ class Plan:
         if can_score and num_warmup is None and num_chains > 1:
             num_held_out = min(int(HELD_OUT * num_rows), MAX_HELD_OUT)
             rows = (num_rows - num_held_out, num_rows) if len(rows) == 1 else rows
-        shrink = max(min(MANY_INPUTS / num_dims, 1.0), 0.5) * sweep_factor
+        factor = sweep_factor * max(min(MANY_INPUTS / num_dims, 1.0), 0.5)
         if num_warmup is None:
-            sweeps = [round(shrink * FIRST_STAGE)] + [round(sweep_factor * LATER_STAGE)] * (len(rows) - 1)
+            sweeps = [round(factor * FIRST_STAGE)] + [round(sweep_factor * LATER_STAGE)] * (len(rows) - 1)
         else:
             later = num_warmup // 10 if num_warmup else 0
             sweeps = [num_warmup - later * (len(rows) - 1)] + [later] * (len(rows) - 1)
         if num_draws is None:
-            num_draws = round(shrink * (MANY_DRAWS if num_chains <= 2 else FEW_DRAWS))
+            num_draws = round(factor * (MANY_DRAWS if num_chains <= 2 else FEW_DRAWS))
         ends = tuple(sum(sweeps[: i + 1]) for i in range(len(sweeps)))
         num_processes = 0
         size = 8 * num_chains * num_draws * (num_rows + NUM_PRIOR_COMPONENTS) * num_dims * num_functions
