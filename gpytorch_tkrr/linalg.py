@@ -43,7 +43,10 @@ def jittered_cholesky(matrix: Tensor) -> tuple[Tensor, float]:
     if not info.any():
         return factor, 0.0
     if not torch.isfinite(matrix).all():
-        raise NotPSDError("The matrix to be factorised holds NaN or infinite values.")
+        raise NotPSDError(
+            "The matrix to be factorised holds NaN or infinite values. Look for NaN in the targets, and for "
+            "hyperparameters that became NaN in training (try a smaller step size)."
+        )
     diagonal = matrix.diagonal(dim1=-2, dim2=-1).detach().abs()
     rounding = math.ceil(math.log10(1e-15 * matrix.shape[-1]))  # less would not help a large matrix
     for exponent in range(max(-14, rounding), -3):

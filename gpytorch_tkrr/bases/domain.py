@@ -7,6 +7,9 @@ from torch import Tensor, nn
 
 from ..errors import DomainError, InputError
 
+#: So many sides of a box are printed.
+MAX_SHOWN = 6
+
 
 class Domain(nn.Module):
     r"""
@@ -129,7 +132,10 @@ class Domain(nn.Module):
         lower, upper = self.center - self.half_width, self.center + self.half_width
         if self.num_dims is None:
             return f"[{lower.item():.4g}, {upper.item():.4g}], any number of dimensions"
-        return " x ".join(f"[{a:.4g}, {b:.4g}]" for a, b in zip(lower.tolist(), upper.tolist(), strict=True))
+        sides = [f"[{a:.4g}, {b:.4g}]" for a, b in zip(lower.tolist(), upper.tolist(), strict=True)]
+        if len(sides) > MAX_SHOWN:
+            return " x ".join([*sides[: MAX_SHOWN - 1], "...", sides[-1]]) + f", {len(sides)} dimensions"
+        return " x ".join(sides)
 
 
 def as_rows(x: Tensor, *, allow_missing: bool = False) -> Tensor:
@@ -141,7 +147,7 @@ def as_rows(x: Tensor, *, allow_missing: bool = False) -> Tensor:
     :return: The rows of all batches, `(N, D)`.
     """
     if not isinstance(x, Tensor):
-        raise InputError(f"Inputs must be a torch.Tensor of shape (..., N, D); got {type(x).__name__}.")
+        raise InputError(f"Inputs must be a torch.Tensor of shape (..., N, D); got a {type(x).__name__}.")
     x = x.detach().double()
     x = x.unsqueeze(-1) if x.dim() == 1 else x
     if x.dim() < 2 or x.shape[-1] == 0:

@@ -379,7 +379,7 @@ class _Splitter:
                 "dimension; see gpytorch_tkrr.anova_kernel for a general-purpose choice.",
             )
         if len(node.free) > 1 and not isinstance(node.kernel, (kernels.RBFKernel, kernels.SpectralMixtureKernel)):
-            self.radial.append(f"{node.path}: {type(node.kernel).__name__}")
+            self.radial.append(str(node))
         return {d: [self.family.term(node, self.box.select((d,)))] for d in node.free}
 
     def _finite(self, node: Node, kind: FiniteBasis) -> Terms:

@@ -217,7 +217,7 @@ class Node:
         :param kernel: The kernel; its own `active_dims` are applied.
         :param num_dims: D, the number of columns that are offered to it.
         """
-        path = type(kernel).__name__
+        path = kernel._get_name()
         return cls(kernel, _select(kernel, tuple(range(num_dims)), path), path)
 
     @property
@@ -230,7 +230,7 @@ class Node:
         return None
 
     def __str__(self) -> str:
-        name = type(self.kernel).__name__
+        name = self.kernel._get_name()
         return self.path if self.path == name else f"{self.path}: {name}"
 
     def child(self, kernel: Kernel, name: str) -> Node:

@@ -44,6 +44,9 @@ class FunctionDraws:
         self.model = model
         self.weights = weights
 
+    def __repr__(self) -> str:
+        return f"{len(self.weights)} functions of a {type(self.model).__name__}; call them with inputs (n, d)"
+
     def __call__(self, x: Tensor) -> Tensor:
         """
         :param x: Inputs `(..., n, d)`, or `(n,)` for one dimension.

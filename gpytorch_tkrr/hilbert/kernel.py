@@ -117,7 +117,10 @@ class HilbertKernel(ReducedRankKernel):
         if not 0 <= accepted_missing < 1:
             raise ValueError(f"accepted_missing is a part of the prior variance, from 0 to 1; got {accepted_missing}.")
         if not isinstance(domain, Domain):
-            raise TypeError(f"domain must be a gpytorch_tkrr.Domain; got {type(domain).__name__}.")
+            raise TypeError(
+                f"domain must be a gpytorch_tkrr.Domain; got a {type(domain).__name__}. HilbertKernel.from_tolerance("
+                "kernel, x) makes the box from inputs x."
+            )
         self.family = as_family(basis)
         if base_kernel is None:
             if not isinstance(self.family, FeatureMap):
@@ -135,6 +138,9 @@ class HilbertKernel(ReducedRankKernel):
         self._warned: set[type[Warning]] = set()
         self._is_conditioning = False  # the rows are those that a prediction is conditioned on
         self.accepted_missing = accepted_missing
+
+    def extra_repr(self) -> str:
+        return f"num_basis={self.num_basis}"
 
     @classmethod
     def from_tolerance(
@@ -553,7 +559,7 @@ class HilbertKernel(ReducedRankKernel):
         remedy = f"Use HilbertKernel.from_tolerance, or {remedy}"
         if self._tolerance is not None and self._tolerance.is_limited:
             remedy = (
-                f"tol={self._tolerance.tol:g} needs about {self._tolerance.num_needed} functions, more than "
+                f"tol={self._tolerance.tol:g} needs about {self._tolerance.num_needed:,} functions, more than "
                 f"{MAX_CHOSEN_FUNCTIONS}. Ask for a larger tol; or choose by hand with HilbertKernel(kernel, domain, "
                 "num_basis, index_set=HyperbolicCross(limit)); or use the CP-weight model TKRR, whose size is linear "
                 "in the number of dimensions"

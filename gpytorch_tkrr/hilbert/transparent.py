@@ -87,6 +87,9 @@ class TransparentScaleKernel(TransparentKernel, ScaleKernel):
     The path ``covar_module.base_kernel.lengthscale``, written for a scaled kernel, then holds when that is wrapped.
     """
 
+    def _get_name(self) -> str:
+        return "ScaleKernel"  # the user's own kernel is printed by the name that it had
+
 
 def make_transparent(kernel: Kernel) -> None:
     """

@@ -19,6 +19,7 @@ from ..data.checkpoint import Checkpoint, as_checkpoint, fit_identity, require_s
 from ..data.parallel import as_processes
 from ..data.progress import progress_bar
 from ..errors import ConstraintWarning, ConvergenceWarning, InputError, StalePosteriorWarning
+from ..model.low_rank import require_low_rank
 from ..model.rollback import rollback_on_error
 from ..sampling.hyperparameters import require_representable
 from .factor_updates import ALSFit
@@ -99,6 +100,7 @@ def fit_als(
         >>> bool((model.eval()(x).mean - y).abs().max() < 1e-2)
         True
     """
+    require_low_rank(model, "fit_als")
     penalty = FrobeniusPenalty() if penalty is None else penalty
     if learn_hyperparameters and getattr(penalty, "strength", None) is not None:
         raise ValueError(
@@ -283,8 +285,9 @@ def _run(
         elif learns == (fit.step is not None) and rel_tol > 0 and abs(before - after) <= rel_tol * abs(before):
             is_over = result.converged = True
         checkpoint.save(lambda: fit.state(result, generator), last=is_over)
+    sweeps = "1 sweep" if result.sweeps == 1 else f"{result.sweeps} sweeps"
     if result.converged:
-        result.message = f"Converged: the last of {result.sweeps} sweeps changed the objective by < {rel_tol:g}."
+        result.message = f"Converged: the last of {sweeps} changed the objective by < {rel_tol:g}."
     elif not num_sweeps and last == 0:
         result.converged, result.message = True, "One input dimension: solved exactly by one update."
     elif not num_sweeps:
@@ -292,7 +295,7 @@ def _run(
     else:
         before, after = result.objective[-1 - len(order)], result.objective[-1]
         result.message = (
-            f"Stopped after {result.sweeps} sweeps; the last one improved the objective by "
+            f"Stopped after {sweeps}; the last one improved the objective by "
             f"{(before - after) / max(abs(before), 1e-300):.2g}. Call fit_als again to go on."
         )
     if last > 0 and result.objective and fit.has_died(result.objective[-1]):

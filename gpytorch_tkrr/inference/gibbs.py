@@ -31,6 +31,7 @@ from ..data.parallel import as_processes
 from ..data.progress import progress_bar
 from ..errors import ConstraintWarning, ConvergenceWarning, InputError
 from ..model.draws import DrawsPosterior
+from ..model.low_rank import require_low_rank
 from ..model.rollback import rollback_on_error
 from ..sampling.hyperparameters import require_representable
 from ..sampling.workers import Tell, num_parallel, run_forked
@@ -108,6 +109,7 @@ def fit_gibbs(
         >>> likelihood(model.eval()(x)).mean.shape, model.draws(x).shape
         (torch.Size([100]), torch.Size([20, 100]))
     """
+    require_low_rank(model, "fit_gibbs")
     for name, value, least in (
         ("num_draws", num_draws, 4),
         ("num_warmup", num_warmup, 0),
@@ -314,13 +316,11 @@ def _verdict(
     if concern is not None:
         concerns.append((ConstraintWarning, concern))
     num_limits = sum(chain.is_limit for chain in chains)
-    sizes = [mode.num_functions for mode in problem.separable.modes]
-    least, most = min(sizes), max(sizes)
     chains_text = "one chain" if len(chains) == 1 else f"{len(chains)} chains"
     limit = f" ({num_limits} in the limit of many components)" if num_limits else ""
     message = (
         f"{posterior.num_draws} draws of {chains_text}{limit}, rank {posterior.rank}, "
-        f"{least if least == most else f'{least} to {most}'} functions for each input."
+        f"num_basis {problem.model.num_basis_text()}."
     )
     worst = max(value for name, value in rhat.items() if name not in problem.hyperparameters.names)
     if len(chains) > 1 and worst > MAX_RHAT:

@@ -61,7 +61,7 @@ RANK, NUM_WARMUP, NUM_DRAWS = 8, 60, 40
 ZEROS = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NoiseChoice:
     """
     What :func:`choose_noise` found.
@@ -88,6 +88,9 @@ class NoiseChoice:
     num_held_out: int
     hint: str = ""
     errors: dict[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"NoiseChoice: {self.message}"
 
     def likelihood(self) -> Likelihood:
         """A new likelihood of the chosen kind."""

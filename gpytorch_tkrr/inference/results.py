@@ -44,9 +44,10 @@ class ALSResult:
     message: str = ""
 
     def __repr__(self) -> str:
-        ends = f"{self.objective[0]:.6g} to {self.objective[-1]:.6g}" if self.objective else "unknown"
+        ends = f"{self.objective[0]:.6g} at first, {self.objective[-1]:.6g} at last" if self.objective else "unknown"
         state = "converged" if self.converged else "not converged"
-        return f"ALSResult: {self.sweeps} sweeps, {state}\nobjective {ends}\n{self.message}"
+        sweeps = "1 sweep" if self.sweeps == 1 else f"{self.sweeps} sweeps"
+        return f"ALSResult: {sweeps}, {state}\nobjective {ends}\n{self.message}"
 
 
 @dataclass(repr=False)
@@ -81,7 +82,9 @@ class GibbsResult:
 
     def __repr__(self) -> str:
         head = f"GibbsResult: {self.posterior.num_draws} draws, effective rank {self.effective_rank:.1f}"
-        worst = f"largest R-hat {max(self.rhat.values()):.3f}, smallest ESS {min(self.ess.values()):.0f}; see summary()"
+        names = [name for name in self.rhat if name not in self.posterior.hyperparameters]  # f and noise
+        rhat, ess = max(self.rhat[name] for name in names), min(self.ess[name] for name in names)
+        worst = f"of f and noise: largest R-hat {rhat:.2f}, smallest effective sample size {ess:.0f}; see summary()"
         return f"{head}\n{worst}\n{self.message}"
 
     def summary(self) -> str:

@@ -35,6 +35,7 @@ from torch import Tensor
 from ..cp.format import WeightFormat
 from ..errors import InputError
 from .log_noise import LogNoise
+from .low_rank import require_low_rank
 from .measure import EmpiricalMeasure, Functions, Measure, UniformMeasure
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def _constant_of(model: TKRR | LogNoise) -> Tensor:
 
 @torch.no_grad()
 def _integrate(model: TKRR | LogNoise, measure: Measure | None) -> _Modes:
+    if not isinstance(model, LogNoise):
+        require_low_rank(model, "What computes effects and indices")
     factors, constant = model.posterior.factors, _constant_of(model)
     if measure is None:
         if model.train_inputs is None:

@@ -24,12 +24,19 @@ from ..cp.weights import CP
 from ..data.parallel import ONE_PROCESS, Processes
 from ..data.source import TensorSource, as_source, as_tensor, is_frame
 from ..data.training import Summary, TrainingData
-from ..errors import ApproximationWarning, InputError, NotFittedError, StalePosteriorWarning
+from ..errors import (
+    ApproximationWarning,
+    InputError,
+    NotFittedError,
+    StalePosteriorWarning,
+    UnsupportedKernelError,
+)
 from ..features.categorical import require_levels
 from ..features.expansion import BasisFamily
 from ..features.represented import MAX_MISSING, ModeGrid, range_grids
 from ..features.separable import DEFAULT_NUM_BASIS, SeparableKernel, count_per_dimension, separate
 from ..features.stationary import Sines, as_family
+from ..hilbert.kernel import HilbertKernel
 from .extrapolation import MARGIN, HeldInputs, TrainingRange
 from .likelihoods.base import Observation
 from .likelihoods.registry import observe
@@ -95,6 +102,8 @@ class LowRankModel(GP):
         self.max_num_basis: tuple[int, ...] | None = None  # where it is limited: by distinct values of the columns
         self.mean_module = ConstantMean() if mean_module is None else mean_module
         self.fits_mean = mean_module is None
+        if isinstance(kernel, HilbertKernel):
+            raise UnsupportedKernelError("A TKRR expands kernels itself: give it the kernel inside, .base_kernel.")
         if kernel is not None and len(categorical):
             raise InputError(
                 "categorical is for the default kernel. In a kernel of your own use CategoricalKernel or "
@@ -543,3 +552,22 @@ def _checked(x: Any, y: Any, *, allow_missing: bool = False) -> tuple[tuple[Tens
         first = int((~torch.isfinite(y)).nonzero()[0, 0])
         raise InputError(f"The targets hold NaN or infinite values (the first is in row {first}). Drop these rows.")
     return (at_least_single(x.detach()),), at_least_single(y.detach())
+
+
+def require_low_rank(model: object, caller: str) -> None:
+    """
+    Refuse what is no :class:`LowRankModel`.
+
+    :param model: What was given.
+    :param caller: The function that it was given to.
+
+    Example:
+        >>> import gpytorch, gpytorch_tkrr as tkrr
+        >>> from gpytorch_tkrr.model.low_rank import require_low_rank
+        >>> require_low_rank(tkrr.TKRR(None, None, gpytorch.likelihoods.GaussianLikelihood()), "fit_als")
+    """
+    if not isinstance(model, LowRankModel):
+        raise InputError(
+            f"{caller} takes a TKRR; got a {type(model).__name__}. An ExactGP, also one with a HilbertKernel, is "
+            "trained by its marginal likelihood in a loop; a fitted estimator holds its TKRR as model_."
+        )

@@ -33,6 +33,9 @@ class Measure(ABC):
     def __init__(self, lower: Tensor, upper: Tensor):
         self.lower, self.upper = lower, upper
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {len(self.lower)} inputs"
+
     @abstractmethod
     def moments(self, d: int, functions: Functions) -> tuple[Tensor, Tensor]:
         """

@@ -37,7 +37,8 @@ class Prediction:
 
     After :func:`~gpytorch_tkrr.fit_gibbs` :math:`m_s` are the drawn functions and :math:`v_s` is zero, save where the
     basis represents the kernel poorly; after :func:`~gpytorch_tkrr.fit_als` S is one, with the posterior mean and
-    variance of f. All answers are in the dtype of the inputs and differentiable in these, except quantiles and samples.
+    variance of f. All answers are in the dtype of the inputs. If the inputs require gradients, all answers except
+    quantiles and samples are differentiable in these; otherwise they hold no gradients and can be plotted as they are.
     Made by :meth:`gpytorch_tkrr.TKRR.predict`.
 
     :param observation: The distribution of y given f.
@@ -75,7 +76,9 @@ class Prediction:
     ):
         #: Which rows lie outside the range of the training rows, `(..., n)`.
         self.extrapolates = torch.zeros_like(x[..., 0], dtype=torch.bool) if extrapolates is None else extrapolates
-        self._observation, self._components, self._parameters = observation, components, parameters
+        self._observation, self._components = observation, components
+        self._parameters = {name: values.detach() for name, values in parameters.items()}
+        self._is_differentiable = x.requires_grad and torch.is_grad_enabled()
         self._x, self._rows = x.reshape(-1, x.shape[-1]), rows
         self._shape, self._dtype = x.shape[:-1], x.dtype
         self._smooths = is_sample and not (observation.has_link or observation.has_limits)
@@ -83,7 +86,8 @@ class Prediction:
 
     def __repr__(self) -> str:
         outside = int(self.extrapolates.sum())
-        return f"Prediction of shape {tuple(self._shape)}, {outside} rows outside the training range"
+        rows = "1 row" if outside == 1 else f"{outside} rows"
+        return f"Prediction of shape {tuple(self._shape)}, {rows} outside the training range"
 
     @property
     def mean(self) -> Tensor:
@@ -193,11 +197,13 @@ class Prediction:
             yield from self._kept
             return
         kept: list[tuple[Tensor, dict[str, Tensor]]] = []
-        num_kept, start = 0, 0
-        for x in self._x.split(PIECE_ROWS):
-            f, rows = self._components(x)
-            rows.update({name: values[start : start + len(x)] for name, values in self._rows.items()})
-            start, num_kept = start + len(x), num_kept + f.numel()
+        num_kept = 0
+        for start in range(0, max(len(self._x), 1), PIECE_ROWS):
+            piece = slice(start, start + PIECE_ROWS)
+            with torch.set_grad_enabled(self._is_differentiable):  # kept for calls with and without gradients
+                f, rows = self._components(self._x[piece])
+            rows.update({name: values[piece] for name, values in self._rows.items()})
+            num_kept += f.numel()
             if num_kept <= MAX_KEPT:
                 kept.append((f, rows))
             yield f, rows
@@ -304,6 +310,9 @@ class NoiseLevel:
     """
 
     draws: Tensor
+
+    def __repr__(self) -> str:
+        return f"NoiseLevel of shape {tuple(self.draws.shape[1:])}, {len(self.draws)} draws; see mean and quantile(q)"
 
     @property
     def mean(self) -> Tensor:

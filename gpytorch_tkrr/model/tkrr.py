@@ -165,11 +165,18 @@ class TKRR(LowRankModel):
             raise NotFittedError("The model has not been fitted. Call fit_gibbs(model) or fit_als(model) first.")
         return self._posterior
 
-    def extra_repr(self) -> str:
-        """The sizes that are not seen in the modules below."""
+    def __repr__(self) -> str:
+        """Three lines; `model.covar_module` and `model.likelihood` show the modules inside."""
+        state = "not fitted" if self._posterior is None else "fitted"
+        parts = {"kernel": self.covar_module, "likelihood": self.likelihood, "mean": self.mean_module}
+        named = ", ".join(f"{name} {type(part).__name__}" for name, part in parts.items() if part is not None)
+        box = "no box yet: data choose it" if self.domain is None else repr(self.domain)
+        return f"{type(self).__name__}: {self.weights!r}, num_basis={self.num_basis_text()}, {state}\n{named}\n{box}"
+
+    def num_basis_text(self) -> str:
+        """M in words: one number, or the smallest and the largest of all inputs."""
         sizes = [self.num_basis] if isinstance(self.num_basis, int) else self.num_basis
-        counts = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-        return f"{self.weights!r}, num_basis={counts}, {'not fitted' if self._posterior is None else 'fitted'}"
+        return f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
 
     def set_posterior(self, posterior: Posterior, penalty: Penalty | None = None) -> None:
         """

@@ -68,6 +68,9 @@ class TableSource(RowSource):
             if self._used.count(name) > 1:
                 raise InputError(f"Target, weight and inputs must be different columns; {name!r} is named twice.")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path.name!r}, target={self.target!r}, {len(self.inputs)} inputs)"
+
     def _name(self, column: str | int) -> str:
         """The name of a column that is given by its name or number."""
         columns = self.columns

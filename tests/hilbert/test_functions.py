@@ -121,3 +121,10 @@ def test_draws_outside_the_box_are_the_prior_mean_and_warn(draw):
     assert torch.allclose(values, torch.full_like(values, 0.7))
     with torch.no_grad():
         assert torch.allclose(model(outside).variance, model.covar_module.base_kernel.outputscale)
+
+
+def test_what_is_printed_names_the_users_kernel_and_the_sizes():
+    model = make_model()
+    shown = repr(model.covar_module)
+    assert "num_basis=12" in shown and "(base_kernel): ScaleKernel(" in shown
+    assert repr(draw_posterior_functions(model, 3)) == "3 functions of a GP; call them with inputs (n, d)"

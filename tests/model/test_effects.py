@@ -214,4 +214,7 @@ def test_results_are_shown_in_three_lines():
         lines = repr(result).splitlines()
         assert len(lines) == 3 and all(len(line) < 120 for line in lines) and "10 inputs" in lines[0]
     assert f"{float(indices.total.mean(0)[1]):.3g}, " in repr(indices).splitlines()[2]
+    assert repr(model.predict(x[:1] + 5)) == "Prediction of shape (1,), 1 row outside the training range"
+    assert repr(model.predict(x[:4]).noise) == "NoiseLevel of shape (4,), 1 draws; see mean and quantile(q)"
+    assert repr(UniformMeasure(torch.zeros(2), torch.ones(2))) == "UniformMeasure of 2 inputs"
     assert repr(model.predict(x[:7] + 5)) == "Prediction of shape (7,), 7 rows outside the training range"

@@ -222,6 +222,21 @@ def test_shapes_dtypes_and_gradients(gibbs):
     assert half.mean.dtype == half.quantile(0.5).dtype == half.log_prob(torch.zeros(3, 4)).dtype == torch.float32
 
 
+def test_gradients_are_those_of_the_inputs_alone(gibbs):
+    """No gradients unless the inputs ask for them, and they are not lost where quantiles are asked for first."""
+    model = gibbs[0].model
+    prediction = model.predict(torch.rand(5, 2, dtype=torch.float64))
+    for value in (prediction.mean, prediction.stddev, prediction.log_prob(torch.zeros(5)), prediction.noise.mean):
+        assert not value.requires_grad
+    x = torch.rand(5, 2, dtype=torch.float64, requires_grad=True)
+    first, later = model.predict(x), model.predict(x)
+    later.quantile(0.5)
+    (expected,) = torch.autograd.grad(first.variance.sum(), x)
+    (gradient,) = torch.autograd.grad(later.variance.sum(), x)
+    assert expected.abs().max() > 0
+    torch.testing.assert_close(gradient, expected)
+
+
 def test_bad_requests(gibbs):
     model, x = gibbs[0].model, gibbs[1]
     with pytest.raises(tkrr.InputError, match="between 0 and 1"):

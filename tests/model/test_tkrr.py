@@ -391,6 +391,28 @@ def test_repr_shows_sizes_and_whether_it_is_fitted():
     assert "num_basis=4 to 6, fitted" in repr(model)
 
 
+@pytest.mark.parametrize("num_dims", [1, 9])
+def test_models_are_shown_in_three_lines(num_dims):
+    x = torch.rand(20, num_dims)
+    model = tkrr.TKRR(x, x[:, 0], gpytorch.likelihoods.GaussianLikelihood())
+    lines = repr(model).splitlines()
+    assert len(lines) == 3 and all(len(line) < 160 for line in lines)
+    assert lines[1] == "kernel ScaleKernel, likelihood GaussianLikelihood, mean ConstantMean"
+    assert repr(tkrr.TKRR(None, None, gpytorch.likelihoods.GaussianLikelihood())).endswith("no box yet: data choose it")
+
+
+def test_common_slips_are_answered_with_what_to_write():
+    x, y = make_data()
+    with pytest.raises(tkrr.InputError, match=r"write GaussianLikelihood\("):
+        tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood)
+    hilbert = tkrr.HilbertKernel.from_tolerance(gpytorch.kernels.RBFKernel(), x)
+    with pytest.raises(tkrr.UnsupportedKernelError, match="base_kernel"):
+        tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(), kernel=hilbert)
+    for function in (tkrr.fit_als, tkrr.fit_gibbs, tkrr.main_effects, tkrr.sobol_indices):
+        with pytest.raises(tkrr.InputError, match=r"takes? .*a TKRR; got a GaussianLikelihood"):
+            function(gpytorch.likelihoods.GaussianLikelihood())
+
+
 def test_a_single_row_without_its_dimension_gets_a_hint():
     x = torch.rand(20, 3)
     model = tkrr.TKRR(x, x[:, 0], gpytorch.likelihoods.GaussianLikelihood(), rank=1, num_basis=3)

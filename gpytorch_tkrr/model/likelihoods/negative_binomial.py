@@ -183,7 +183,7 @@ class NegativeBinomialObservation(Observation):
         bad = torch.isfinite(y) & ((y < 0) | (y != y.round()))
         if bad.any():
             raise InputError(
-                f"With a NegativeBinomialLikelihood targets must be counts 0, 1, 2, ...; got {y[bad][:5].tolist()}. "
+                f"With a NegativeBinomialLikelihood targets must be counts 0, 1, 2, ...; got {float(y[bad][0]):g}. "
                 "Rates are counts with an exposure: give the counts as targets, and their exposures to the likelihood."
             )
         return y

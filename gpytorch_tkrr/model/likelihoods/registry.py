@@ -57,6 +57,8 @@ def observe(likelihood: Likelihood) -> Observation:
         >>> type(observe(gpytorch.likelihoods.BernoulliLikelihood())).__name__
         'ProbitObservation'
     """
+    if isinstance(likelihood, type):
+        raise InputError(f"likelihood must be an object, not a class: write {likelihood.__name__}(...).")
     mro = type(likelihood).__mro__
     known = next((cls for cls in mro if cls in _OBSERVATIONS), None)
     names = ", ".join(sorted(cls.__name__ for cls in _OBSERVATIONS))
