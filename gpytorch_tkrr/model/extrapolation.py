@@ -146,7 +146,9 @@ class TrainingRange:
         outside = self.outside(x)
         if not outside.any():
             return None
-        here, nearest = warped(x), warped(self.nearest(x))
+        nearest = self.nearest(x)
+        beyond, nearest = x - nearest, warped(nearest)
+        here = nearest + beyond  # a warp that is nearly flat at the edge says nothing about what lies beyond it
         total = separable.outputscale().detach()
         determined = torch.ones_like(total)
         for d, mode in enumerate(separable.modes):

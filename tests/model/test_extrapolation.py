@@ -135,3 +135,19 @@ def test_values_too_large_to_be_believed_are_cut_off_and_count_as_uncertainty():
     assert float(prediction.mean) == pytest.approx(float(y.max()) + EXCESS * width)
     assert float(prediction.stddev) >= 0.99 * float(y.std())
     assert float(model(corner).mean) == pytest.approx(float(prediction.mean))
+
+
+def test_a_warp_that_is_flat_at_the_edge_does_not_make_predictions_outside_sure():
+    torch.manual_seed(0)
+    x = torch.rand(300, 2, dtype=torch.float64)
+    x[:, 0] = (3 * torch.randn(300, dtype=torch.float64)).exp()
+    y = torch.sin(x[:, 0].log()) + x[:, 1]
+    model = tkrr.TKRR(x, y, gaussian(), rank=3, num_basis=12, warp=True)
+    tkrr.fit_gibbs(model, num_warmup=20, num_draws=20, seed=0)
+    width = x[:, 0].max() - x[:, 0].min()
+    far = torch.tensor([[float(x[:, 0].max() + 2 * width), 0.5]], dtype=torch.float64)
+    with torch.no_grad():
+        assert float(model.warp(far)[0, 0] - x[:, 0].max()) < 0.1 * float(width)
+        with pytest.warns(tkrr.ExtrapolationWarning):
+            spread = float(model.predict(far).stddev)
+    assert spread > 0.6 * float(y.std())
