@@ -80,7 +80,7 @@ class SizeError(TKRRError, ValueError):
 
 class NotFittedError(TKRRError, RuntimeError):
     """
-    A posterior was asked of a model that has not been fitted.
+    A model was used for predictions before it was fitted.
 
     Example:
         >>> import gpytorch, torch, gpytorch_tkrr as tkrr
@@ -178,7 +178,7 @@ class ApproximationWarning(TKRRWarning):
 
 class OutOfDomainWarning(TKRRWarning):
     """
-    Predictions were asked where the basis represents less than the kernel's prior variance.
+    Predictions were made where the basis represents less than the kernel's prior variance.
 
     Example:
         >>> import warnings, gpytorch, torch, gpytorch_tkrr as tkrr

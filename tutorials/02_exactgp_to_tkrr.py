@@ -255,7 +255,7 @@ for each, name, color, shift in bars:
 axes[0].set(xlabel="input", ylabel="lengthscale", title="learned lengthscales")
 axes[0].legend()
 axes[1].axhline(1.0, color="k", ls="--", lw=1)
-axes[1].set(title="learned noise (truth: 1)")
+axes[1].set(title="learned noise (truth: 1)", ylabel="variance")
 plt.show()
 
 # %% [markdown]
@@ -311,9 +311,9 @@ axes[1].legend(loc="lower right")
 plt.show()
 
 # %% [markdown]
-# At rank 2 the model is wrong and sure of itself. At rank 4, where the test error stops falling, the intervals are
-# still a little short; from rank 6 on they are about right, and at high rank they are cautious. So choose the rank by
-# the test error, and rather one size larger if you need the intervals.
+# At rank 2 the model is wrong and sure of itself, and at rank 4 the intervals are still much too short. From rank 6 on,
+# where the test error no longer falls, they are about right; at high rank they are a little too wide. So choose the
+# rank by the test error, and take the next larger one if you need the intervals.
 #
 # ## Time against N
 #

@@ -146,6 +146,9 @@ for row, (name, (mean, sd)) in zip(axes, pictures.items(), strict=True):
         axis.plot(*x.T, ".", color="white" if colors == "magma" else "0.3", ms=1.5)
         axis.set_title(f"{name}: {'mean' if values is mean else 'standard deviation'} of f", fontsize=9)
         figure.colorbar(picture, ax=axis, shrink=0.85)
+    row[0].set_ylabel("second input")
+for axis in axes[1]:
+    axis.set_xlabel("first input")
 plt.show()
 
 # %% [markdown]
@@ -212,8 +215,8 @@ plt.show()
 
 # %% [markdown]
 # Sobol indices say how much of the variance of $f$ an input explains: on its own (first order), and with all its
-# interactions (total). Only `x1` and `x2` interact here, so only their total indices exceed the others. Each comes with
-# its posterior interval.
+# interactions (total). Only `x1` and `x2` interact here, so only their total indices are clearly larger than their
+# first-order indices. Each comes with its posterior interval.
 
 # %%
 print(tkrr.sobol_indices(model, measure=unit_cube).summary(names))
@@ -244,7 +247,7 @@ print(f"area above 0.6: {area.mean():.3f}, 95 % interval [{low:.3f}, {high:.3f}]
 # ### Where is the maximum?
 #
 # The largest point of each draw is a draw of the location of the maximum. There are two candidates, one of them in the
-# disk without data; the draws are split between them.
+# disk without data: most draws choose the one that the data show, some the other.
 
 # %% tags=["hide-input"]
 best = plane[draws.argmax(-1)]  # (S, 2)

@@ -77,7 +77,7 @@ print(f"eight paths, with their maxima at {sorted(round(float(grid[i, 0]), 2) fo
 # %% tags=["hide-input"]
 figure, axis = plt.subplots(figsize=(8, 3.5), layout="constrained")
 axis.fill_between(grid[:, 0], mean - 2 * sd, mean + 2 * sd, color="tab:orange", alpha=0.2, lw=0, label="mean ± 2 sd")
-axis.plot(grid, paths.T, color="saddlebrown", lw=0.7, alpha=0.7)
+axis.plot(grid, paths.T, color="saddlebrown", lw=0.7, alpha=0.7, label=["eight paths", *[None] * 7])
 axis.plot(grid[paths.argmax(-1), 0], paths.amax(-1), "v", color="saddlebrown", ms=5, label="maxima of paths")
 axis.plot(grid, objective(grid), "k--", lw=1, label="objective")
 axis.plot(train_x, objective(train_x), "o", color="k", ms=5, label="observations")
@@ -146,6 +146,7 @@ axes[0].legend()
 plt.show()
 
 # %% [markdown]
+# On Ackley's function, which is almost flat far from its maximum, none of them finds a better point in these few steps.
 # One run each is a picture, not a measurement. `python -m benchmarks bayesopt` runs many seeds and prints quartiles.
 #
 # ## A step after many observations

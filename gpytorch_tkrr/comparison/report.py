@@ -146,6 +146,7 @@ def _draw_predictions(axis: Axes, trial: Trial) -> None:
     low, high = torch.quantile(y, torch.tensor([0.005, 0.995], dtype=y.dtype)).tolist()
     margin = 0.1 * (high - low)
     rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:NUM_POINTS]
+    rows = rows[(y[rows] >= low - margin) & (y[rows] <= high + margin)]  # no points that the frame cuts
     axis.plot([low, high], [low, high], color="0.6", linewidth=1)
     if "level" in trial.prediction:
         lower, upper = (trial.prediction[name][rows] for name in ("lower", "upper"))

@@ -94,11 +94,13 @@ class MissingOfModes:
     """
     What a product of modes does not represent at given points.
 
-    :param variance: The missing variance, `(...)`, zero where little is missing.
+    :param total: The prior variance, `(...)`.
+    :param fraction: The fraction of it that is missing, `(...)`, zero where that is little.
     :param is_short: For each mode whether it is the cause, D tensors `(...)`.
     """
 
-    variance: Tensor
+    total: Tensor
+    fraction: Tensor
     is_short: list[Tensor]
 
 
@@ -118,5 +120,5 @@ def missing_of_modes(modes: Sequence[Mode], x: Tensor) -> MissingOfModes:
         # Dimensions that represent their part count as complete: small shortfalls of many must not add up.
         total = total * exact
         kept = kept * torch.where(short[-1], represented, exact)
-    poor = torch.stack(short).any(0)
-    return MissingOfModes(torch.where(poor, total - kept, torch.zeros_like(total)), short)
+    fraction = torch.where(torch.stack(short).any(0), missing_fraction(kept, total), torch.zeros_like(total))
+    return MissingOfModes(total, fraction, short)

@@ -30,6 +30,7 @@ from ..data.checkpoint import (
 from ..data.parallel import as_processes
 from ..data.progress import progress_bar
 from ..errors import ConstraintWarning, ConvergenceWarning, InputError
+from ..features.represented import MAX_MISSING, ModeGrid
 from ..model.draws import DrawsPosterior
 from ..model.low_rank import require_low_rank
 from ..model.rollback import rollback_on_error
@@ -65,7 +66,8 @@ def fit_gibbs(
 
     One sweep visits every factor once and costs half as much as a sweep of :func:`~gpytorch_tkrr.fit_als`. If the model
     has been fitted by ALS, all chains start from that solution; otherwise they start from the main effects and pairwise
-    interactions in the data. After the fit, kernel and likelihood have the posterior means of their parameters.
+    interactions in the data. After the fit, kernel and likelihood have the posterior means of their parameters
+    (the kernel those of one draw where the box does not represent it at the means).
 
     To add draws to a model that has draws already, call the fit again with ``num_warmup=0`` and the same data, mean,
     box and sizes. With `new_rows` the chains continue with the additional rows, and the new draws replace the old ones.
@@ -295,7 +297,7 @@ def _finish(problem: GibbsProblem, chains: Sequence[ChainDraws]) -> GibbsResult:
         posterior = earlier.extended(posterior)
     model.set_posterior(posterior)
     if hyper.slots:
-        hyper.set_values(torch.stack([each.mean() for each in posterior.hyperparameters.values()]))
+        _set_centre(problem, torch.stack(list(posterior.hyperparameters.values()), -1))
     if problem.second is not None:
         problem.second.finish(posterior.parameters)
     model.observation.set_parameters({name: posterior.parameters[name] for name in problem.augmentation.free})
@@ -305,6 +307,22 @@ def _finish(problem: GibbsProblem, chains: Sequence[ChainDraws]) -> GibbsResult:
     for category, concern in concerns:
         warnings.warn(concern, category, stacklevel=4)
     return GibbsResult(model, posterior, rhat, ess, effective_rank, message)
+
+
+def _set_centre(problem: GibbsProblem, drawn: Tensor) -> None:
+    """
+    Give the kernel the means of its drawn hyperparameters. All draws lie where the box represents the kernel, but their
+    means, taken one by one, need not: then the draw that is nearest to them stands for all.
+
+    :param problem: What the chains sampled.
+    :param drawn: Constrained values `(S, P)`.
+    """
+    mean = drawn.mean(0)
+    problem.hyperparameters.set_values(mean)
+    modes = zip(problem.separable.modes, problem.grids, strict=True)
+    if any(float(ModeGrid(mode, grid).missing().max()) > MAX_MISSING for mode, grid in modes):
+        distance = ((drawn - mean) / drawn.std(0).clamp(min=1e-300)).square().sum(-1)
+        problem.hyperparameters.set_values(drawn[distance.argmin()])
 
 
 def _verdict(

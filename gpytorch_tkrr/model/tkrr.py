@@ -472,7 +472,10 @@ class TKRR(LowRankModel):
                 OutOfDomainWarning,
                 stacklevel=3,
             )
-        return separable.outputscale() * missing.variance
+        variance = separable.outputscale() * missing.total
+        if self.training_range is not None and self.is_flat_outside:
+            variance = variance.clamp(max=self.training_range.variance)  # as for rows outside the training range
+        return variance * missing.fraction
 
     def _unknown_variance(self, x: Tensor, cut: Tensor | None = None) -> Tensor | None:
         """

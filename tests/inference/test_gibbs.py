@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import warnings
+from types import SimpleNamespace
 
 import gpytorch
 import pytest
@@ -25,6 +26,10 @@ from gpytorch_tkrr import (
     fit_als,
     fit_gibbs,
 )
+from gpytorch_tkrr.features.represented import MAX_MISSING, ModeGrid
+from gpytorch_tkrr.features.separable import separate
+from gpytorch_tkrr.inference.gibbs import _set_centre
+from gpytorch_tkrr.sampling.hyperparameters import Hyperparameters
 
 SHORT = {"num_draws": 20, "num_warmup": 20, "seed": 0}
 
@@ -333,3 +338,22 @@ def test_the_progress_bar_ends_where_the_warm_up_has_ended_early(capsys):
     model = TKRR(x, torch.sin(5 * x[:, 0]), GaussianLikelihood(), rank=1, num_basis=4, warp=False)
     fit_gibbs(model, num_chains=1, seed=0, progress=True)
     assert "100%" in capsys.readouterr().err
+
+
+@torch.no_grad()
+def test_the_kernel_is_left_where_the_box_represents_it():
+    """Two draws, each well represented; the means of their values, taken one by one, are not."""
+    kernel = ScaleKernel(RBFKernel()).double() + gpytorch.kernels.ConstantKernel().double()
+    separable = separate(kernel, Domain(0.0, 2.0), 12, 1)
+    hyperparameters = Hyperparameters(kernel, separable, torch.ones(1, dtype=torch.float64))
+    values = {"outputscale": [1e-4, 1.0], "lengthscale": [4.0, 0.3], "constant": [1.0, 1e-4]}
+    drawn = torch.tensor([values[name.rpartition(".")[-1]] for name in hyperparameters.names]).double().T  # (S, P)
+    grids = [torch.linspace(-1, 1, 33, dtype=torch.float64)]
+    problem = SimpleNamespace(hyperparameters=hyperparameters, separable=separable, grids=grids)
+    missing = []
+    for value in (*drawn, drawn.mean(0)):
+        hyperparameters.set_values(value)
+        missing.append(float(ModeGrid(separable.modes[0], grids[0]).missing().max()))
+    assert max(missing[:2]) < MAX_MISSING < missing[2]
+    _set_centre(problem, drawn)
+    assert float(ModeGrid(separable.modes[0], grids[0]).missing().max()) < MAX_MISSING

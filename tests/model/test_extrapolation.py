@@ -151,3 +151,14 @@ def test_a_warp_that_is_flat_at_the_edge_does_not_make_predictions_outside_sure(
         with pytest.warns(tkrr.ExtrapolationWarning):
             spread = float(model.predict(far).stddev)
     assert spread > 0.6 * float(y.std())
+
+
+def test_variance_that_the_basis_misses_is_at_most_that_of_the_targets_in_kernels_that_the_model_chose():
+    """Constants of several inputs may be large and their product enormous, although f is not."""
+    model = _fitted("als")
+    model.covar_module.outputscale = 1e8
+    far = torch.tensor([[0.5, 50.0]], dtype=torch.float64)
+    with pytest.warns(tkrr.TKRRWarning):
+        variance = model.predict(far).variance
+    targets = float(model.train_targets.var())
+    assert targets / 2 < float(variance) < 4 * targets
