@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 #: quarter more, between these two numbers.
 TAIL, MIN_NUM_BASIS, MAX_NUM_BASIS = 1e-3, 4, 32
 
+#: The largest number for a single input, whose weights are those of one component.
+MAX_NUM_BASIS_ALONE = 256
+
 #: All components have died where none has a mean square above this fraction of the targets' variance, nor above what
 #: its weights would find in pure noise.
 MIN_ENERGY = 0.01
@@ -102,6 +105,7 @@ class GibbsProblem:
         summary = training.summary
         self.hyperparameters = self._free_hyperparameters()
         self.all_slots = range(len(self.hyperparameters.slots))
+        self.too_fast: dict[int, int] = {}  # inputs that need more functions than there can be, and how many
         self.start = self.hyperparameters.get(self.all_slots)
         self.second = SecondFit.of(self.augmentation, summary, None if earlier is None else earlier.parameters)
         self.grids = range_grids(summary.lower, summary.upper)
@@ -229,11 +233,30 @@ class GibbsProblem:
         """As many sines in each mode as its present lengthscale needs, and no more than it has distinct values."""
         self.resize(self._num_needed())
 
-    def _num_needed(self) -> list[int]:
+    def most_functions(self) -> list[int]:
+        """How many sines each mode may get, at most."""
         model = self.model
+        if not model.adapts_num_basis:
+            return count_per_dimension(model.num_basis, self.num_dims)
+        limit = MAX_NUM_BASIS if self.num_dims > 1 else MAX_NUM_BASIS_ALONE
+        return [min(most, limit) for most in model.max_num_basis or [limit] * self.num_dims]
+
+    def set_start(self, coordinates: Tensor) -> None:
+        """
+        Let all chains start with these hyperparameters, and with as many sines as they need.
+
+        :param coordinates: All of them.
+        """
+        self.hyperparameters.set(self.all_slots, coordinates)
+        is_new, self.start = not torch.equal(self.start, coordinates), coordinates
+        if is_new and self.model.adapts_num_basis:
+            sines = count_per_dimension(self.model.num_basis, self.num_dims)
+            self.resize([max(pair) for pair in zip(sines, self._num_needed(), strict=True)])
+            self.start_counts, self.screening = self.model.num_basis, None
+
+    def _num_needed(self) -> list[int]:
+        model, most = self.model, self.most_functions()
         assert model.covar_module is not None and model.domain is not None
-        limits = model.max_num_basis or [MAX_NUM_BASIS] * self.num_dims
-        most = [min(limit, MAX_NUM_BASIS) for limit in limits]
         needed = num_basis_needed(model.covar_module, model.domain, most, TAIL)
         wanted = [max(math.ceil(1.25 * num), MIN_NUM_BASIS) for num in needed]
         return [min(pair) for pair in zip(wanted, most, strict=True)]

@@ -326,9 +326,9 @@ class Design:
             parts.append(-0.5 * (weight * (rows.batch.y - values).square() / noise + math.log(noise)))
         return torch.cat(parts)
 
-    def dense(self, *, own: bool = False) -> DenseRows:
+    def rows(self, *, own: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """
-        All rows at once, with the functions of every mode: for few rows.
+        All rows at once: inputs `(n, D)`, targets `(n,)`, weights `(n,)`.
 
         :param own: Whether to take those of this process alone.
         """
@@ -341,6 +341,15 @@ class Design:
         if not own:
             parts = self.data.processes.gather((x.cpu(), y.cpu(), weight.cpu()))
             x, y, weight = (torch.cat(each).to(empty.device) for each in zip(*parts, strict=True))
+        return x, y, weight
+
+    def dense(self, *, own: bool = False) -> DenseRows:
+        """
+        All rows at once, with the functions of every mode: for few rows.
+
+        :param own: Whether to take those of this process alone.
+        """
+        x, y, weight = self.rows(own=own)
         return DenseRows([basis(column) for basis, column in zip(self.bases, x.mT, strict=True)], y, weight)
 
     def turn(self, bond: int, matrix: Tensor) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..chains.chain import Chain, ChainDraws
 from ..chains.component_chain import ComponentChain
+from ..chains.first_lengthscales import shorten_lengthscales
 from ..chains.limit_chain import WARMUP_SWEEPS, LimitChain
 from ..chains.pool import all_draws, diagnose, in_proportion, join, mean_parameters, weigh
 from ..chains.problem import GibbsProblem, is_limit
@@ -143,6 +144,8 @@ def fit_gibbs(
             problem.arrange(saved)
             if earlier is None and num_warmup != 0:
                 race(problem, saved)
+                if model.chooses_kernel and not problem.als_factors:
+                    shorten_lengthscales(problem)
             plan = problem.choose_plan(num_warmup, num_draws, num_chains)
             if saved is None and isinstance(checkpoint, NoCheckpoint) and processes.size == 1:
                 num_workers = min(plan.num_chains, num_parallel())
@@ -333,6 +336,13 @@ def _verdict(
     concern = problem.augmentation.concern(posterior.parameters)
     if concern is not None:
         concerns.append((ConstraintWarning, concern))
+    for d, needed in problem.too_fast.items():
+        concern = (
+            f"Input {d} acts so fast that about {needed} functions are needed to follow it; the fit takes "
+            f"{problem.most_functions()[d]} and leaves the rest to the noise. Give num_basis={needed} for this input and "
+            "a small rank, a kernel with its period (PeriodicKernel), or use HilbertGP if there are few inputs."
+        )
+        concerns.append((ConvergenceWarning, concern))
     num_limits = sum(chain.is_limit for chain in chains)
     chains_text = "one chain" if len(chains) == 1 else f"{len(chains)} chains"
     limit = f" ({num_limits} in the limit of many components)" if num_limits else ""

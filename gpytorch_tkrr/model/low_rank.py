@@ -122,8 +122,9 @@ class LowRankModel(GP):
         self.domain = domain
         self.warp = warp if isinstance(warp, InputWarp) else None
         self.adapts_warp = warp is True
-        self.races_warp = warp is None and kernel is None and domain is None and isinstance(self.family, Sines)
         self.is_flat_outside = kernel is None and domain is None
+        self.chooses_kernel = self.is_flat_outside and isinstance(self.family, Sines)
+        self.races_warp = self.chooses_kernel and warp is None
         self.train_inputs: tuple[Tensor, ...] | None = None
         self.train_targets: Tensor | None = None
         self.training_range: TrainingRange | None = None

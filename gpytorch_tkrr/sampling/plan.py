@@ -125,6 +125,8 @@ class Plan:
         if num_chains is None:
             most, visits = next((sizes for limit, sizes in CHAINS.items() if num_rows <= limit), (1, 1))
             num_chains = max(min(most, visits // num_dims), 1)
+        if rank is None and num_dims == 1:
+            rank = 1  # a sum of functions of one input is one such function
         if rank is None:
             most = max(min(num_rows // num_functions, MAX_RANK), MIN_RANK)
             limit = SWEEP_COST if len(_stage_rows(num_rows)) > 1 else EVERY_SWEEP_COST
@@ -146,7 +148,7 @@ class Plan:
         ends = tuple(sum(sweeps[: i + 1]) for i in range(len(sweeps)))
         num_processes = 0
         size = 8 * num_chains * num_draws * (num_rows + NUM_PRIOR_COMPONENTS) * num_dims * num_functions
-        if can_integrate and num_held_out and num_rows <= ONE_PROCESS and size <= PROCESS_BYTES:
+        if can_integrate and num_dims > 1 and num_held_out and num_rows <= ONE_PROCESS and size <= PROCESS_BYTES:
             num_processes = num_chains // 2 if num_rows <= HALF_PROCESSES else 1
         return cls(num_chains, rank, rows, ends, num_draws, num_warmup is not None, num_held_out, num_processes)
 
