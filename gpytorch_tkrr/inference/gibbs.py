@@ -338,9 +338,9 @@ def _verdict(
         concerns.append((ConstraintWarning, concern))
     for d, needed in problem.too_fast.items():
         concern = (
-            f"Input {d} acts so fast that about {needed} functions are needed to follow it; the fit takes "
-            f"{problem.most_functions()[d]} and leaves the rest to the noise. Give num_basis={needed} for this input and "
-            "a small rank, a kernel with its period (PeriodicKernel), or use HilbertGP if there are few inputs."
+            f"Input {d} acts so fast that about {needed} functions are needed to follow it; the fit takes at most "
+            f"{problem.most_functions()[d]} and takes the rest for noise. Give num_basis={needed} for this input and a "
+            "small rank, a kernel with its period (PeriodicKernel), or use HilbertGP if there are few inputs."
         )
         concerns.append((ConvergenceWarning, concern))
     num_limits = sum(chain.is_limit for chain in chains)
