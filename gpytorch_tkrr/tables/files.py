@@ -25,6 +25,7 @@ from ..errors import InputError
 from .dialect import SEPARATORS, Dialect, advise_separator, suffix_of
 
 if TYPE_CHECKING:
+    import pyarrow
     from pandas import DataFrame
 
 
@@ -215,8 +216,16 @@ class ParquetSource(TableSource):
                 if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or kind == pyarrow.bool_()):
                     raise self._not_numbers(name, f"values of type {kind}")
             for batch in file.iter_batches(self.batch_rows, row_groups=groups, columns=names):
-                columns = (batch.column(name).cast(pyarrow.float64(), safe=False) for name in names)
-                yield [np.array(column.to_numpy(zero_copy_only=False)) for column in columns]
+                yield [_as_double(batch.column(name)) for name in names]
+
+
+def _as_double(column: pyarrow.Array) -> np.ndarray:
+    """The values of a column of numbers; what is missing is NaN."""
+    import pyarrow
+
+    if not pyarrow.types.is_float16(column.type):  # pyarrow 15 cannot cast half precision; NumPy can
+        column = column.cast(pyarrow.float64(), safe=False)
+    return np.array(column.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 class CSVSource(TableSource):
