@@ -12,6 +12,7 @@ import torch
 from hypothesis import settings
 
 from gpytorch_tkrr import HilbertKernel
+from gpytorch_tkrr.chains import race
 from gpytorch_tkrr.features.expansion import Expansion
 from gpytorch_tkrr.hilbert import tolerance
 
@@ -44,6 +45,12 @@ def seed() -> None:
 def functions_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have kernels with a tolerance use functions for few rows, too, so that small data test what large data meet."""
     monkeypatch.setattr(tolerance, "FEW_ROWS", 0)
+
+
+@pytest.fixture
+def short_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the chains that decide about warped inputs take two sweeps, where a test asks nothing of the decision."""
+    monkeypatch.setattr(race, "RACE_SWEEPS", 2)
 
 
 @pytest.fixture

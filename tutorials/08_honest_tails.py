@@ -27,6 +27,7 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood, StudentTLikelihood
 
 import gpytorch_tkrr as tkrr
+from gpytorch_tkrr.inference import noise_choice
 from gpytorch_tkrr.tables.flights import COLUMNS, load_new_york
 
 FAST = bool(os.environ.get("TKRR_TUTORIAL_FAST"))  # small settings, for tests
@@ -34,6 +35,7 @@ plt.rcParams.update({"figure.dpi": 110, "axes.spines.top": False, "axes.spines.r
 warnings.simplefilter("ignore", tkrr.ExtrapolationWarning)  # a test row or two at the edge of the training range
 if FAST:
     warnings.simplefilter("ignore", tkrr.TKRRWarning)  # a few sweeps do not converge
+    noise_choice.NUM_WARMUP, noise_choice.NUM_DRAWS = 4, 4
 
 # %% [markdown]
 # ## The data
@@ -41,7 +43,7 @@ if FAST:
 # Eight inputs (date, times, distance, age of the plane) and the delay at arrival in minutes.
 
 # %%
-num_train, num_test = (300, 100) if FAST else (4000, 2000)
+num_train, num_test = (120, 60) if FAST else (4000, 2000)
 table = torch.from_numpy(load_new_york().to_numpy())
 table = table[torch.randperm(len(table), generator=torch.Generator().manual_seed(0))[: num_train + num_test]]
 x, y = table[:num_train, :-1].contiguous(), table[:num_train, -1].contiguous()
@@ -62,9 +64,9 @@ likelihoods = {
     "skewed": tkrr.HeteroskedasticLikelihood(skewed=True),
 }
 models = {}
-sizes = {"num_warmup": 20, "num_draws": 10} if FAST else {"num_warmup": 80, "num_draws": 60}
+sizes = {"num_warmup": 10, "num_draws": 6} if FAST else {"num_warmup": 80, "num_draws": 60}
 for name, likelihood in likelihoods.items():
-    model = tkrr.TKRR(x, y, likelihood, rank=3 if FAST else 12)
+    model = tkrr.TKRR(x, y, likelihood, rank=2 if FAST else 12)
     tkrr.fit_gibbs(model, seed=0, **sizes)
     models[name] = model
     with torch.no_grad():

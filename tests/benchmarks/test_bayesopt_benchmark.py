@@ -22,11 +22,13 @@ def parse(*arguments):
 
 SIZES = (
     *"--seeds 1 --initial 4 --evaluations 5 --own-forms 5 0 --workers 1 --rows 40 60 --exact-rows 40".split(),
-    *"--many 30 1 1 --more 40 1 1 --corrupted 30 1".split(),
+    *"--many 30 1 1 --more 40 1 1 --corrupted 12 1".split(),
 )
 
 
 def test_rows_and_quartiles(tmp_path, monkeypatch):
+    for name in ("levy4", "rosenbrock8"):  # the others are one that both models take, and one that Hilbert's does not
+        monkeypatch.delitem(bayesopt.PROBLEMS, name)
     path = tmp_path / "finished.jsonl"
     args = parse(*SIZES, "--finished", str(path))
     args.output = tmp_path

@@ -21,13 +21,10 @@ def rows(num, seed=0):
 
 
 def test_gaussian_noise_stays_gaussian():
-    chosen = []
-    for seed in range(2):
-        x, f, e = rows(200, seed)
-        choice = tkrr.choose_noise(x, 100 * (f + 0.2 * e) - 7, **SMALL)  # any units
-        assert set(choice.scores) == {"gaussian", *choice.gains} and choice.num_held_out == 40
-        chosen.append(choice.kind)
-    assert chosen == ["gaussian"] * 2
+    x, f, e = rows(200)
+    choice = tkrr.choose_noise(x, 100 * (f + 0.2 * e) - 7, **SMALL)  # any units
+    assert set(choice.scores) == {"gaussian", *choice.gains} and choice.num_held_out == 40
+    assert choice.kind == "gaussian"
 
 
 def test_a_small_gain_is_chance(monkeypatch):

@@ -11,6 +11,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from gpytorch_tkrr.sklearn import HilbertRegressor, TKRRClassifier, TKRRRegressor
 
+pytestmark = pytest.mark.usefixtures("short_races")
+
 SMALL = {"rank": 2, "num_basis": 4, "num_draws": 4, "num_warmup": 6, "random_state": 0}
 
 WEIGHTS = (
@@ -48,7 +50,10 @@ def expected_failures(estimator):
     [TKRRRegressor(**SMALL), TKRRClassifier(**SMALL), HilbertRegressor(LinearKernel(), num_steps=2)],
     expected_failed_checks=expected_failures,
 )
-def test_estimator(estimator, check):
+def test_estimator(estimator, check, request):
+    expected_failure = request.node.get_closest_marker("xfail")
+    if expected_failure is not None:  # it would prove nothing, whether it fails or not
+        pytest.skip(expected_failure.kwargs["reason"])
     check(estimator)
 
 

@@ -70,6 +70,7 @@ def test_targets_beyond_a_limit_are_truncated_normal():
     assert scipy.stats.kstest(e[:, 2], scipy.stats.truncnorm(bound, np.inf, 0, 0.7).cdf).pvalue > 1e-3
 
 
+@pytest.mark.slow  # by default tests/sampling/test_joint_distribution.py draws from the same model
 def test_ranks_are_uniform():
     def simulate(f, rng):
         noise = rng.lognormal(0.0, 0.5)

@@ -150,6 +150,7 @@ def test_draws_are_those_of_a_numerical_integral():
         assert abs(float(draws.mean()) - expected) < 0.15 * sd and abs(float(draws.std()) / sd - 1) < 0.15
 
 
+@pytest.mark.slow  # by default tests/sampling/test_joint_distribution.py draws from the same model
 def test_posterior_ranks_are_uniform():
     prior = (math.log(3.0), 0.5)
 

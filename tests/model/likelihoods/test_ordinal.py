@@ -93,6 +93,7 @@ def test_cut_points_are_drawn_from_their_posterior():
         assert scipy.stats.kstest(levels, "uniform").pvalue > 1e-3
 
 
+@pytest.mark.slow  # by default tests/sampling/test_joint_distribution.py draws from the same model
 def test_ranks_are_uniform():
     def simulate(f, rng):
         cuts = np.sort(CUT_SD * rng.standard_normal(2))

@@ -134,6 +134,7 @@ def test_the_tails_are_freed_late():
     assert 2 < float(freed["deg_free"]) < math.inf and augmentation.working(freed, rng)(batch, f, 0)[1] is not None
 
 
+@pytest.mark.slow  # by default tests/sampling/test_joint_distribution.py draws from the same model
 def test_ranks_are_uniform():
     def simulate(f, rng):
         noise, nu = rng.lognormal(0.0, 0.5), 2 + rng.gamma(2.0, 10.0)
