@@ -175,7 +175,8 @@ def move_scales(a: np.ndarray, b: np.ndarray, difference: np.ndarray, rng: np.ra
     :param rng: Source of random numbers.
     """
     root = np.sqrt(difference**2 + 4 * a * b)
-    mode = 0.5 * np.log(np.where(difference > 0, (difference + root) / (2 * a), 2 * b / (root - difference)))
+    size = np.abs(difference) + root
+    mode = 0.5 * np.log(np.where(difference > 0, size / (2 * a), 2 * b / size))
     width = PROPOSAL_WIDENING / np.sqrt(2 * (np.exp(2 * mode) * a + np.exp(-2 * mode) * b))
     proposal = mode + width * rng.standard_normal(a.shape)
 

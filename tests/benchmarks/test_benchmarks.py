@@ -7,6 +7,7 @@ import math
 import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +76,7 @@ def test_run(toy, tmp_path, capsys):
     content = json.loads(text)
     assert content["rows"] == [{"size": 21, "double": 42}]
     assert content["options"] == {"size": 21, "threads": None}
-    assert content["machine"]["torch"] == torch.__version__
+    assert content["machine"]["torch"] == metadata.version("torch")
     assert str(tmp_path) not in text
     assert [path.name for path in output.iterdir()] == ["toy_result.json"]
 

@@ -21,6 +21,7 @@ from gpytorch_tkrr.model.likelihoods.gaussian import GaussianAugmentation
 from gpytorch_tkrr.model.likelihoods.noise import NoiseModel, truncated_inverse_gamma
 from gpytorch_tkrr.model.likelihoods.probit import ProbitAugmentation
 from gpytorch_tkrr.sampling.hyperparameters import Hyperparameters
+from gpytorch_tkrr.sampling.priors import move_scales
 from gpytorch_tkrr.sampling.sampler import FactorConditional, GibbsSampler, GibbsState
 
 
@@ -187,3 +188,14 @@ def test_sampler_leaves_the_joint_distribution_invariant(share_lengthscale, offs
         after.append(problem.statistics(state))
     for a, b in zip(np.transpose(before), np.transpose(after), strict=True):
         assert scipy.stats.ks_2samp(a, b).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_scale_moves_where_one_group_is_nearly_zero(sign):
+    """All is left to the other group then, whose squared weights have a chi-squared distribution."""
+    rng = np.random.default_rng(0)
+    groups = [np.full(2000, 11.0), np.full(2000, 1e-20)][::sign]
+    for _ in range(12):
+        t = move_scales(*groups, np.full(2000, sign * 11.0), rng)
+        groups = [groups[0] * np.exp(2 * t), groups[1] * np.exp(-2 * t)]
+    assert scipy.stats.kstest(groups[0 if sign > 0 else 1], scipy.stats.chi2(11).cdf).pvalue > 1e-3
