@@ -32,6 +32,11 @@ INTERRUPTED = 130
 #: Exit code of a comparison in which most models have failed.
 MOSTLY_FAILED = 1
 
+FIT = (
+    "Fit T-KRR, a low-rank tensor model, to a table. Prints what the columns are, a score of held-out rows and what "
+    "each column does, and writes a file for `predict`."
+)
+
 FORMATS = "a .csv, .tsv, .xlsx, .parquet, .npz or .npy file; text may be compressed (.gz)"
 
 
@@ -92,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--quiet", action="store_true", help="no progress bars")
     command.set_defaults(run=_compare)
 
-    command = commands.add_parser("fit", help="fit T-KRR to a table", description="Fit T-KRR to a table.")
+    command = commands.add_parser("fit", help="fit T-KRR to a table", description=FIT)
     _add_table(command, required=True)
     command.add_argument(
         "--method",

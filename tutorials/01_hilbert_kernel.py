@@ -101,7 +101,7 @@ with torch.no_grad():
     exact_prediction, hilbert_prediction = exact(grid), hilbert(grid)
     functions = tkrr.draw_posterior_functions(hilbert, 4, generator=torch.Generator().manual_seed(1))
     draws = functions(grid)  # (4, 400)
-print(f"largest difference of the means: {(exact_prediction.mean - hilbert_prediction.mean).abs().max():.4f}")
+print(f"largest difference of the means: {(exact_prediction.mean - hilbert_prediction.mean).abs().max():.0e}")
 
 # %% tags=["hide-input"]
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")

@@ -99,12 +99,13 @@ result = tkrr.compare(
     time_limit=600,
     title="Friedman's function",
 )
-print(result)
+print(repr(result))
 
 # %% [markdown]
 # ## Reading the table
 #
 # `result.table()` is a table of text for people, `result.scores()` one of numbers, a row for each model and split.
+# `print(result)` shows the table with a note on each model: how it was trained, and what it chose.
 
 # %%
 result.table()

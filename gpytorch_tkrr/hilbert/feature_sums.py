@@ -249,7 +249,7 @@ def low_rank_part(kernel: Kernel, x: Tensor) -> HilbertLinearOperator:
     modules = [module for module in kernel.modules() if not module.training]
     try:
         kernel.train()
-        with by_functions(kernel):
+        with by_functions(kernel), hilbert_part(kernel).as_summed():
             return split_covariance(kernel(x).evaluate_kernel())[0]
     finally:
         for module in modules:

@@ -137,6 +137,7 @@ class HilbertKernel(ReducedRankKernel):
         self._is_part_of_exact = False  # a part of a kernel that is evaluated without functions
         self._warned: set[type[Warning]] = set()
         self._is_conditioning = False  # the rows are those that a prediction is conditioned on
+        self._is_summed = False  # sums over rows are collected, of functions that stay for a whole step
         self.accepted_missing = accepted_missing
 
     def extra_repr(self) -> str:
@@ -414,6 +415,15 @@ class HilbertKernel(ReducedRankKernel):
         finally:
             self.training, self._is_conditioning = mode
 
+    @contextmanager
+    def as_summed(self) -> Iterator[None]:
+        """Evaluates functions for sums over rows: a basis that is provisional for one step would not be theirs."""
+        before, self._is_summed = self._is_summed, True
+        try:
+            yield
+        finally:
+            self._is_summed = before
+
     def follow(self, x: Tensor | None = None) -> Hashable:
         """
         Choose box and counts again where the present hyperparameters ask for it.
@@ -444,7 +454,7 @@ class HilbertKernel(ReducedRankKernel):
         prior = expansion.covariance()
         if tolerance is None:
             return expansion, prior
-        is_step = x is not None and not self._is_conditioning
+        is_step = x is not None and not (self._is_conditioning or self._is_summed)
         basis = tolerance.revise(self.base_kernel, expansion, prior.detach(), is_step=is_step)
         if basis is not None:
             domain, num_basis = self.family.as_accurate(*basis, tolerance.half_range)

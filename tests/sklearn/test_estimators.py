@@ -170,6 +170,21 @@ def test_hilbert_regressor_is_the_exact_gp_with_categories_and_weights():
         HilbertRegressor().fit(X.assign(size=np.arange(120) % 40 + 0.0).astype({"size": "category"}), y)
 
 
+def test_hilbert_regressor_of_two_inputs_is_the_exact_gp():
+    """While Adam takes large steps, the sums over the rows stay those of the kernel's functions."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 1, (60, 2))
+    y = np.sin(6 * X[:, 0]) * X[:, 1] + 0.1 * rng.normal(size=60)
+    model = HilbertRegressor(num_steps=6).fit(X, y)
+    gp, rows = model.model_, (torch.as_tensor(X) - model.shift_) / model.scale_
+    with torch.no_grad():
+        covariance = gp.covar_module.base_kernel(rows).to_dense()
+        z = (torch.as_tensor(y) - model.target_shift_) / model.target_scale_ - gp.mean_module.constant
+        noisy = covariance + gp.likelihood.noise * torch.eye(60, dtype=torch.float64)
+        exact = gp.mean_module.constant + covariance @ torch.linalg.solve(noisy, z)
+    assert np.abs(model.predict(X) - (model.target_shift_ + model.target_scale_ * exact).numpy()).max() < 0.01 * y.std()
+
+
 def test_weights_of_the_hilbert_regressor(table):
     X, y = table
     weights = np.where(np.arange(150) < 100, 1.0, 0.0)
