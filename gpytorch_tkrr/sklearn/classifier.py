@@ -233,8 +233,8 @@ class TKRRClassifier(ClassifierMixin, TKRREstimator):
         codes = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
         unknown = self.classes_[codes] != labels
         if unknown.any():
-            new = np.asarray(labels)[unknown][0]
-            raise InputError(f"The class {new!r} is none of {list(self.classes_)}. Name all in classes=, or fit anew.")
+            new, known = np.asarray(labels)[unknown].tolist()[0], self.classes_.tolist()
+            raise InputError(f"The class {new!r} is none of {known}. Name all in classes=, or fit anew.")
         return torch.as_tensor(codes)
 
     def _repeated(self, x: Tensor, codes: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

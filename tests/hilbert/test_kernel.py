@@ -319,3 +319,12 @@ def test_float32_inputs_give_float32():
         kernel(x).to_dense().dtype == kernel(x, diag=True).dtype == kernel(x, x[:2]).to_dense().dtype == torch.float32
     )
     assert kernel.double()(x.double()).to_dense().dtype == torch.float64
+
+
+def test_states_of_other_kernels_are_refused():
+    kernel = HilbertKernel(RBFKernel(), Domain(torch.zeros(2), 1.0), 4)
+    with pytest.raises(RuntimeError, match="3 dimensions in the state, and 2 here"):
+        kernel.load_state_dict(HilbertKernel(RBFKernel(), Domain(torch.zeros(3), 1.0), 4).state_dict())
+    crossed = HilbertKernel(RBFKernel(), Domain(torch.zeros(2), 1.0), 4, index_set=HyperbolicCross(4))
+    with pytest.raises(RuntimeError, match="index_set=HyperbolicCross"):
+        kernel.load_state_dict(crossed.state_dict())

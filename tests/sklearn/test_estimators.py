@@ -355,3 +355,31 @@ def test_bad_input(table):
         TKRRRegressor(categorical=["colour"]).fit(X, y)
     with pytest.raises(tkrr.InputError, match="target_transform must be"):
         TKRRRegressor(target_transform="square").fit(X, y)
+    with pytest.raises(tkrr.InputError, match="kernel must be a GPyTorch kernel; got a str"):
+        TKRRRegressor(kernel="rbf").fit(X, y)
+
+
+def test_classes_that_come_later():
+    rng = np.random.default_rng(0)
+    X, extra = rng.random((90, 1)), rng.random((30, 1))
+    first = np.where(X[:, 0] > 0.5, "b", "a")
+    model = TKRRClassifier(method="als", rank=2, num_basis=6, random_state=0)
+    model.partial_fit(X, first, classes=["a", "b", "c"])
+    probabilities = model.predict_proba(X)
+    assert (
+        probabilities.shape == (90, 3) and (probabilities[:, 2] == 0).all() and (model.predict(X) == first).mean() > 0.9
+    )
+    model.partial_fit(extra, np.where(extra[:, 0] > 0.5, "b", "a"))  # known classes: the last fit goes on
+    assert len(model.models()[0].train_targets) == 120
+    model.partial_fit(2 + extra, ["c"] * 30)  # a class without rows so far, outside of the box
+    assert (model.predict(2 + extra) == "c").mean() > 0.9
+    with pytest.raises(tkrr.InputError, match=r"'d' is none of \['a', 'b', 'c'\]"):
+        model.partial_fit(extra, ["d"] * 30)
+
+
+def test_rows_outside_the_box_are_fitted_anew():
+    x = np.linspace(0, 1, 80)[:, None]
+    model = TKRRRegressor(method="als", rank=2, num_basis=8, random_state=0).fit(x, np.sin(6 * x[:, 0]))
+    model.partial_fit(x + 2, np.sin(6 * (x[:, 0] + 2)))
+    assert not model.extrapolates(x + 2).any()
+    assert model.score(x + 2, np.sin(6 * (x[:, 0] + 2))) > 0.9
