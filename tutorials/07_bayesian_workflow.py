@@ -128,7 +128,7 @@ figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), sharex=True)
 for ax, (name, draws) in zip(axes, {"T-KRR": tkrr_draws, "Hilbert GP": gp_draws}.items(), strict=True):
     az.plot_ppc(draws, num_pp_samples=10 if FAST else 60, ax=ax, random_seed=0, textsize=9)
     ax.set(title=name, ylim=(None, 1.4 * ax.get_ylim()[1]))
-    ax.legend(loc="upper center", ncols=3, fontsize=7)
+    ax.legend(loc="upper left", fontsize=7)
 plt.tight_layout()
 plt.show()
 
