@@ -87,7 +87,7 @@ def fit_gibbs(
         effect are dropped, and large data are sampled (few rows first). By default 50 to 80 at most, fewer if the
         noise stops falling earlier or if there are more than 40 inputs, and twice as many with skewed noise.
     :param num_chains: Number of independent chains. By default 1 if `num_draws` or `num_warmup` is given. Otherwise up
-        to 6 for 1 000 rows or less, up to 4 for 3 000, up to 2 for 8 000, else 1, and fewer if there are many inputs:
+        to 6 and at least 2 for 1 000 rows or less, up to 4 for 3 000, up to 2 for 8 000, else 1, and fewer if there are many inputs:
         with few rows, different chains find different explanations. If no rank is given, half of the chains (up to 600
         rows) or one of them (up to 1 000 rows) take the limit of many components
         (:mod:`gpytorch_tkrr.sampling.process`). With Gaussian noise the chains are weighted by training rows that they

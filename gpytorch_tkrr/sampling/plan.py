@@ -24,8 +24,8 @@ SWEEP_COST, EVERY_SWEEP_COST = 3e10, 1e10
 FEW_ROWS, GROWTH = 4000, 4
 
 #: Chains where there are at most so many rows, and inputs that all of them together may visit: a visit has a price that
-#: does not depend on the rows.
-CHAINS = {1000: (6, 100), 3000: (4, 40), 8000: (2, 40)}
+#: does not depend on the rows. At least so many whatever that is: a single chain on few rows is too sure.
+CHAINS = {1000: (6, 100, 2), 3000: (4, 40, 1), 8000: (2, 40, 1)}
 
 #: Chains that take the limit of many components, a Gaussian process: half of them up to so many rows, then one.
 HALF_PROCESSES, ONE_PROCESS = 600, 1000
@@ -123,8 +123,8 @@ class Plan:
         if num_chains is None and (num_warmup is not None or num_draws is not None):
             num_chains = 1
         if num_chains is None:
-            most, visits = next((sizes for limit, sizes in CHAINS.items() if num_rows <= limit), (1, 1))
-            num_chains = max(min(most, visits // num_dims), 1)
+            most, visits, least = next((sizes for limit, sizes in CHAINS.items() if num_rows <= limit), (1, 1, 1))
+            num_chains = max(min(most, visits // num_dims), least)
         if rank is None and num_dims == 1:
             rank = 1  # a sum of functions of one input is one such function
         if rank is None:

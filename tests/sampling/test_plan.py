@@ -37,6 +37,7 @@ def test_chains_get_fewer_and_stages_more_with_the_rows():
         assert plan.rows[0] + plan.num_held_out <= n and MIN_RANK <= plan.rank <= MAX_RANK
     assert len(Plan.choose(100, 100, 10, 5, **NOTHING, can_score=False).rows) == 1
     assert [Plan.choose(2_000, 100, 10, d, **NOTHING).num_chains for d in (5, 13, 20, 128)] == [4, 3, 2, 1]
+    assert [Plan.choose(500, 100, 10, d, **NOTHING).num_chains for d in (5, 33, 128)] == [6, 3, 2]  # never one alone
     assert plans[0].rank == MIN_RANK and plans[-1].rank == MIN_RANK
 
 
@@ -228,7 +229,7 @@ def test_whoever_uses_draws_honours_the_weights(monkeypatch):
         return torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
 
     monkeypatch.setattr(pool, "stacking_weights", weights)
-    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.CHAINS", {1000: (3, 100)})
+    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.CHAINS", {1000: (3, 100, 1)})
     monkeypatch.setattr("gpytorch_tkrr.sampling.plan.FIRST_STAGE", 12)
     model = make_model(200, rank=4)
     result = tkrr.fit_gibbs(model, seed=0)
