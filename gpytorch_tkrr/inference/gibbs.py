@@ -86,14 +86,14 @@ def fit_gibbs(
     :param num_warmup: Number of sweeps before the draws. During these the proposals are tuned, components without
         effect are dropped, and large data are sampled (few rows first). By default 50 to 80 at most, fewer if the
         noise stops falling earlier or if there are more than 40 inputs, and twice as many with skewed noise.
-    :param num_chains: Number of independent chains. By default 1 if `num_draws` or `num_warmup` is given. Otherwise up
-        to 6 and at least 2 for 1 000 rows or less, up to 4 for 3 000, up to 2 for 8 000, else 1, and fewer if there are many inputs:
-        with few rows, different chains find different explanations. If no rank is given, half of the chains (up to 600
-        rows) or one of them (up to 1 000 rows) take the limit of many components
-        (:mod:`gpytorch_tkrr.sampling.process`). With Gaussian noise the chains are weighted by training rows that they
-        did not see at first, and draws are kept in proportion (:mod:`gpytorch_tkrr.sampling.pooling`). Chains run at
-        the same time, in as many processes as torch has threads, or one after the other with a `checkpoint` or a
-        `group`; the draws are the same.
+    :param num_chains: Number of independent chains. By default 1 if `num_draws` or `num_warmup` is given. Otherwise
+        up to 6 and at least 2 for 1 000 rows or less, up to 4 for 3 000, up to 2 for 8 000, else 1, and fewer if
+        there are many inputs: with few rows, different chains find different explanations. If no rank is given, half
+        of the chains (up to 600 rows) or one of them (up to 1 000 rows) take the limit of many components
+        (:mod:`gpytorch_tkrr.sampling.process`). With Gaussian noise the chains are weighted by training rows that
+        they did not see at first, and draws are kept in proportion (:mod:`gpytorch_tkrr.sampling.pooling`). Chains
+        run at the same time, in as many processes as torch has threads, or one after the other with a `checkpoint` or
+        a `group`; the draws are the same.
     :param seed: The same seed gives the same draws.
     :param progress: Whether to show a progress bar (needs tqdm).
     :param memory: Bytes that the fit may use, in addition to the data, to keep products over modes; the rest is
