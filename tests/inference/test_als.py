@@ -413,7 +413,7 @@ def test_noise_at_its_lower_bound_is_mentioned():
     x = torch.rand(100, 2, dtype=torch.float64)
     y = 1e-3 * torch.sin(6 * x[:, 0])
     model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood().double(), rank=2, num_basis=6)
-    with pytest.warns(ConstraintWarning, match="default lower bound, which is .* of the variance of the targets"):
+    with pytest.warns(ConstraintWarning, match="default lower bound, which is .* times the variance of the targets"):
         assert "lower bound" in tkrr.fit_als(model, seed=0, max_sweeps=2, learn_hyperparameters=True).message
 
 
