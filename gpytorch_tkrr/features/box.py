@@ -106,7 +106,7 @@ def choose_basis(kernel: Kernel, x: Tensor, tol: float) -> tuple[Domain, list[in
     size = basis_size(kernel, domain, num_basis)
     if size > MAX_CHOSEN_FUNCTIONS:
         raise SizeError(
-            f"tol={tol:g} needs about {size:,} functions ({num_basis} per input dimension), more than "
+            f"tol={tol:g} needs about {size} functions ({num_basis} per input dimension), more than "
             f"{MAX_CHOSEN_FUNCTIONS}. Ask for a larger tol; or choose by hand with HilbertKernel(kernel, domain, "
             "num_basis, index_set=HyperbolicCross(limit)); or use the CP-weight model TKRR, whose size is "
             "linear in the number of dimensions. Rough or heavy-tailed kernels (Matern-1/2, rational quadratic with "

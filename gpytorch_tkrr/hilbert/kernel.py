@@ -569,7 +569,7 @@ class HilbertKernel(ReducedRankKernel):
         remedy = f"Use HilbertKernel.from_tolerance, or {remedy}"
         if self._tolerance is not None and self._tolerance.is_limited:
             remedy = (
-                f"tol={self._tolerance.tol:g} needs about {self._tolerance.num_needed:,} functions, more than "
+                f"tol={self._tolerance.tol:g} needs about {self._tolerance.num_needed} functions, more than "
                 f"{MAX_CHOSEN_FUNCTIONS}. Ask for a larger tol; or choose by hand with HilbertKernel(kernel, domain, "
                 "num_basis, index_set=HyperbolicCross(limit)); or use the CP-weight model TKRR, whose size is linear "
                 "in the number of dimensions"

@@ -138,7 +138,7 @@ class GaussianAugmentation(Augmentation):
         if not (self.model.is_free and is_default and self.model.lower > LARGE_FRACTION and near > 0.5):
             return None
         fraction = self.model.lower  # of the variance of the targets
-        size = f"{fraction:.1%} of" if fraction < 1 else f"{fraction:.2g} times"
+        size = f"{fraction:.1%} of" if fraction < 1 else f"{fraction:.3g} times"
         return (
             f"The noise variance lies at {DEFAULT_BOUND:g}, GPyTorch's default lower bound, which is "
             f"{size} the variance of the targets. Scale the targets to unit variance, or pass "
