@@ -112,7 +112,7 @@ def test_draws_have_mean_and_variance_of_the_process_and_rows_their_density():
 @pytest.fixture
 def short(monkeypatch):
     """Two chains, one of each kind, and few sweeps."""
-    monkeypatch.setattr(plan, "CHAINS", {1000: (2, 100)})
+    monkeypatch.setattr(plan, "CHAINS", {1000: (2, 100, 1)})
     monkeypatch.setattr(plan, "FIRST_STAGE", 12)
     monkeypatch.setattr(plan, "FEW_DRAWS", 6)
     monkeypatch.setattr(plan, "MANY_DRAWS", 6)
