@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from .process import NUM_PRIOR_COMPONENTS
 
 #: Components that a chain starts with where no rank is given, at least and at most.
-MIN_RANK, MAX_RANK = 32, 48
+MIN_RANK, MAX_RANK = 32, 96
 
 #: Multiplications that a sweep over all rows may take: where most of the warm-up is on few, and where no sweep is.
 SWEEP_COST, EVERY_SWEEP_COST = 3e10, 1e10
