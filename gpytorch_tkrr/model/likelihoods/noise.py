@@ -14,6 +14,9 @@ from gpytorch.likelihoods import Likelihood
 #: Shape and scale of the default inverse-Gamma prior of the noise variance, in units of the targets' variance.
 NOISE_SHAPE, NOISE_SCALE = 1.0, 5e-3
 
+#: Width of the first interval of a slice, and how many of them it may have.
+SLICE_WIDTH, MAX_STEPS_OUT = 1.0, 20
+
 
 def noise_module(likelihood: Likelihood) -> Any:
     """
@@ -98,10 +101,60 @@ class NoiseModel:
             return current
         shape, scale = (NOISE_SHAPE, NOISE_SCALE) if self.log_prior is None else (0.0, 0.0)
         proposal = truncated_inverse_gamma(shape + count / 2, scale + square / 2, self.lower, self.upper, rng)
-        if self.log_prior is not None:  # the proposal assumed a density of 1 / s^2
-            ratio = self.log_prior(proposal) + math.log(proposal) - self.log_prior(current) - math.log(current)
-            return proposal if math.log(rng.random()) < ratio else current
-        return proposal
+        if self.log_prior is None:
+            return proposal
+
+        def log_conditional(log_noise: float) -> float:
+            noise = math.exp(min(log_noise, 700.0))
+            if not self.lower < noise < self.upper or noise == 0:
+                return -math.inf
+            return self.log_density(noise) - (count / 2 - 1) * log_noise - square / (2 * noise)
+
+        # The proposal assumed a density of 1 / s^2.
+        ratio = self.log_prior(proposal) + math.log(proposal) - self.log_prior(current) - math.log(current)
+        noise = proposal if math.log(rng.random()) < ratio else current
+        # Where prior and data disagree no such proposal is taken.
+        return math.exp(slice_draw(log_conditional, math.log(noise), rng))
+
+
+def slice_draw(log_density: Callable[[float], float], current: float, rng: np.random.Generator) -> float:
+    """
+    One step of slice sampling, which leaves a density invariant and needs no tuning (Neal 2003: stepping out, then
+    shrinkage).
+
+    :param log_density: Logarithm of the density, up to a constant.
+    :param current: The present point.
+    :param rng: Source of random numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> from gpytorch_tkrr.model.likelihoods.noise import slice_draw
+        >>> rng, draws = np.random.default_rng(0), [9.0]
+        >>> for _ in range(2000):
+        ...     draws.append(slice_draw(lambda x: -0.5 * x**2, draws[-1], rng))
+        >>> bool(abs(np.mean(draws)) < 0.1), bool(abs(np.std(draws) - 1) < 0.1)
+        (True, True)
+    """
+    height = log_density(current)
+    if not math.isfinite(height):
+        return current
+    level = height + math.log(1 - rng.random())
+    left = current - SLICE_WIDTH * rng.random()
+    right = left + SLICE_WIDTH
+    num_left = int(rng.integers(MAX_STEPS_OUT))
+    for _ in range(num_left):
+        if log_density(left) <= level:
+            break
+        left -= SLICE_WIDTH
+    for _ in range(MAX_STEPS_OUT - 1 - num_left):
+        if log_density(right) <= level:
+            break
+        right += SLICE_WIDTH
+    while True:
+        point = left + (right - left) * rng.random()
+        if log_density(point) >= level or point == current:
+            return point
+        left, right = (point, right) if point < current else (left, point)
 
 
 def truncated_inverse_gamma(shape: float, scale: float, lower: float, upper: float, rng: np.random.Generator) -> float:
