@@ -955,7 +955,7 @@ def test_first_look_is_not_misled_by_outliers(num_rows):
 def test_ensemble_has_the_moments_of_the_model(num_outputs):
     model = fitted("cp", num_outputs)
     ensemble = TKRREnsemble(model)
-    x = torch.rand(4, 3, 2, dtype=torch.float64)
+    x = 0.2 + 0.6 * torch.rand(4, 3, 2, dtype=torch.float64)  # within the range of the training rows
     posterior = ensemble.posterior(x)
     assert posterior.values.shape == (4, 12, 3, num_outputs)
     torch.testing.assert_close(posterior.values.mean(-3), model.posterior(x).mean)
@@ -974,7 +974,7 @@ def test_ensemble_of_tasks():
     y = torch.sin(5 * x[:, :1]) + x[:, 1:2] * (1 + x[:, 2:])
     model = fit(TKRRModel(x, y, task_feature=2, rank=3, num_basis=6), optimizer_kwargs=QUICK)
     ensemble = TKRREnsemble(model)
-    new = torch.rand(4, 3, 2, dtype=torch.float64)
+    new = 0.2 + 0.6 * torch.rand(4, 3, 2, dtype=torch.float64)
     posterior = ensemble.posterior(new)
     assert posterior.values.shape == (4, 12, 3, 2)
     torch.testing.assert_close(posterior.mean, model.posterior(new).mean)
