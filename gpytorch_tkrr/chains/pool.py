@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..model.draws import DrawsPosterior
 from ..sampling.diagnostics import effective_sample_size, split_rhat
-from ..sampling.pooling import kept_draws, stacking_weights
+from ..sampling.pooling import keep_up, kept_draws, stacking_weights
 from .chain import ChainDraws
 from .problem import GibbsProblem
 from .target import target_identity
@@ -35,12 +35,19 @@ def weigh(problem: GibbsProblem, chains: Sequence[ChainDraws]) -> tuple[list[Cha
         return list(chains), earlier.resume["weights"]
     own = torch.stack([chain.scores for chain in chains], -1).cpu()  # (n, C), rows of this process
     scores = torch.cat(problem.training.processes.gather(own))
-    weights = stacking_weights(scores) if len(scores) else torch.full((len(chains),), 1 / len(chains)).double()
-    if earlier is not None:
-        return list(chains), weights
-    counts = [not chain.is_limit or float(w) > IDLE_WEIGHT for chain, w in zip(chains, weights, strict=True)]
+    if earlier is not None or not len(scores):
+        return list(chains), _weights(scores)
+    kept = [i for i, keeps_up in enumerate(keep_up(scores)) if keeps_up]
+    weights = _weights(scores[:, kept])
+    counts = [not chains[i].is_limit or float(w) > IDLE_WEIGHT for i, w in zip(kept, weights, strict=True)]
     weights = weights[torch.tensor(counts)]
-    return [chain for chain, keep in zip(chains, counts, strict=True) if keep], weights / weights.sum()
+    return [chains[i] for i, is_kept in zip(kept, counts, strict=True) if is_kept], weights / weights.sum()
+
+
+def _weights(scores: Tensor) -> Tensor:
+    """Of chains, from log densities `(n, C)`; equal ones where there are no rows."""
+    num_rows, num_chains = scores.shape
+    return stacking_weights(scores) if num_rows else torch.full((num_chains,), 1 / num_chains).double()
 
 
 def join(problem: GibbsProblem, chains: Sequence[ChainDraws]) -> None:

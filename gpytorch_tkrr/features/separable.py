@@ -296,8 +296,8 @@ def separate(
     box = Box(tuple(range(num_dims)), center, half_width, tuple(sizes), FullTensor(), family or Sines())
     scales: list[kernels.ScaleKernel] = []
     node = Node.root(kernel, num_dims)
+    _require_single(node)
     while node.kind is Structure.SCALE:
-        _check_batch(node)
         scales.append(node.kernel)
         node = node.base()
     splitter = _Splitter(box)
@@ -333,7 +333,8 @@ def count_per_dimension(num_basis: int | Sequence[int], num_dims: int) -> list[i
     return sizes
 
 
-def _check_batch(node: Node) -> None:
+def _require_single(node: Node) -> None:
+    """An error where a kernel, or any below it, has a batch shape."""
     if len(node.kernel.batch_shape):
         raise unsupported(
             node,
@@ -356,7 +357,6 @@ class _Splitter:
         """
         :param node: A node.
         """
-        _check_batch(node)
         kind = node.kind
         if kind is Structure.SCALE:
             return _scaled(self.split(node.base()), node.kernel)

@@ -350,6 +350,9 @@ def _verdict(
         f"{posterior.num_draws} draws of {chains_text}{limit}, rank {posterior.rank}, "
         f"num_basis {problem.model.num_basis_text()}."
     )
+    num_left_out = problem.plan.num_chains - len(chains)
+    if num_left_out:
+        message += f" {num_left_out} more did not count: they predicted rows that were held out worse."
     worst = max(value for name, value in rhat.items() if name not in problem.hyperparameters.names)
     if len(chains) > 1 and worst > MAX_RHAT:
         message += f" The chains disagree (R-hat {worst:.2f}); the pooled draws cover what they found."

@@ -25,7 +25,7 @@ FEW_ROWS, GROWTH = 4000, 4
 
 #: Chains where there are at most so many rows, and inputs that all of them together may visit: a visit has a price that
 #: does not depend on the rows. At least so many whatever that is: a single chain on few rows is too sure.
-CHAINS = {1000: (6, 100, 2), 3000: (4, 40, 1), 8000: (2, 40, 1)}
+CHAINS = {1000: (6, 100, 2), 3000: (4, 40, 2), 8000: (2, 40, 1)}
 
 #: Chains that take the limit of many components, a Gaussian process: half of them up to so many rows, then one.
 HALF_PROCESSES, ONE_PROCESS = 600, 1000

@@ -7,7 +7,8 @@ these rows under the mixture (stacking; Yao, Vehtari & Gelman 2022),
 .. math:: \sum_n \log \sum_c w_c\, p_c(y_n) + \lambda \sum_c \log w_c .
 
 Then all rows are taken in, and draws of a chain are kept in proportion to its weight. So every draw counts the same,
-and whoever uses draws need not know of weights.
+and whoever uses draws need not know of weights. A chain that fails beside the best one (:func:`keep_up`) has no weight:
+a mixture has use for wild predictions of a few rows, but its mean has not.
 
 Reference: Yao, Vehtari & Gelman (2022), *Stacking for non-mixing Bayesian computations*.
 """
@@ -22,6 +23,9 @@ PRIOR_ROWS = 1.0
 
 #: The most that a single row can say for one of two models, as a difference of log densities.
 MAX_GAIN = 3.0
+
+#: A chain fails where the best one makes a row more probable by this factor on average, as a logarithm.
+MAX_LOSS = 0.5
 
 #: Steps of the expectation-maximisation algorithm.
 NUM_STEPS = 200
@@ -63,8 +67,36 @@ def is_better(new: Tensor, old: Tensor) -> bool:
         >>> is_better(old + 0.1, old), is_better(torch.linspace(-1, 1.1, 50), old)
         (True, False)
     """
-    gain = (new - old).double().clamp(-MAX_GAIN, MAX_GAIN)
-    return bool(gain.mean() > 2 * gain.std() / len(gain) ** 0.5)
+    return _surely(_gains(new, old)) > 0
+
+
+def _gains(new: Tensor, old: Tensor) -> Tensor:
+    """Differences of log densities, bounded, `(n,)`."""
+    return (new - old).double().clamp(-MAX_GAIN, MAX_GAIN)
+
+
+def _surely(gains: Tensor) -> float:
+    """Their mean, less twice its standard error."""
+    return float(gains.mean() - 2 * gains.std() / len(gains) ** 0.5)
+
+
+def keep_up(log_densities: Tensor) -> list[bool]:
+    """
+    Which chains do not fail beside the best one: rows are at most :data:`MAX_LOSS` less probable, as the mean of their
+    log densities with bounded differences, less twice its standard error.
+
+    :param log_densities: Log density of each row that was held out under each chain, `(n, C)`.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch_tkrr.sampling.pooling import keep_up
+        >>> keep_up(torch.tensor([[-1.0, -1.5, -40.0]]).repeat(50, 1))
+        [True, True, False]
+    """
+    chains = log_densities.unbind(-1)
+    totals = [sum(float(_gains(chain, other).sum()) for other in chains) for chain in chains]
+    best = chains[totals.index(max(totals))]
+    return [not _surely(_gains(best, chain)) > MAX_LOSS for chain in chains]
 
 
 def kept_draws(weights: Tensor, num_draws: int) -> list[Tensor]:

@@ -134,6 +134,10 @@ class GibbsSampler:
         self.grids = list(grids)
         self.mode_grids = [ModeGrid(mode, grid) for mode, grid in zip(separable.modes, grids, strict=True)]
         self.num_dims = len(separable.modes)
+        self.modes_of = [  # the modes whose weights depend on each coordinate
+            [d for d, users in enumerate(hyperparameters.users) if i in users]
+            for i in range(len(hyperparameters.slots))
+        ]
         self.covariances = [mode.covariance() for mode in separable.modes]
         self.prior_factor = 1.0  # the share of the output scale in the prior variance of each mode's weights
         self.energies = torch.empty(0, dtype=torch.float64)  # mean square of each component over the data
@@ -149,11 +153,10 @@ class GibbsSampler:
 
         :param index: Coordinates that have changed; by default all.
         """
-        changed = set(range(len(self.hyperparameters.slots))) if index is None else set(index)
-        for d, users in enumerate(self.hyperparameters.variance_users):
-            if index is None or users & changed:
-                self.covariances[d] = self.separable.modes[d].covariance()
-        if index is None or self.hyperparameters.scale_users & changed:
+        changed = range(len(self.hyperparameters.slots)) if index is None else index
+        for d in range(self.num_dims) if index is None else self._modes_that_change(index):
+            self.covariances[d] = self.separable.modes[d].covariance()
+        if index is None or not self.hyperparameters.scale_users.isdisjoint(changed):
             self.prior_factor = (float(self.separable.outputscale()) / self.outputscale_unit) ** (1 / self.num_dims)
 
     def sweep(self, state: GibbsState, modes: Sequence[int], adapt: float = 0.0, progress: float = 1.0) -> None:
@@ -215,8 +218,8 @@ class GibbsSampler:
             return FactorConditional(gram, rhs, self.covariances[d], prior, noise_variance)
 
         def log_target(index: list[int], at: FactorConditional) -> float:
-            others = [k for k, users in enumerate(hyper.users) if k != d and users & set(index)]
-            return at.log_evidence + hyper.log_prior(index) + sum(self._log_weight_prior(state, k) for k in others)
+            others = {k for i in index for k in self.modes_of[i]} - {d}
+            return at.log_evidence + hyper.log_prior(index) + sum(self._log_weight_prior(state, k) for k in sorted(others))
 
         current = conditional()
         own, shared = hyper.own[d], hyper.shared[d]
@@ -232,13 +235,14 @@ class GibbsSampler:
             width = state.steps[index].exp() * (2.0 if single else 1.0 / math.sqrt(len(index)))
             noise = torch.from_numpy(self.rng.standard_normal(len(index)))
             threshold = math.log(self.rng.random())
-            old, change, proposed = log_target(index, current), -math.inf, None
+            old, change = log_target(index, current), -math.inf
             if hyper.set(index, before + width * noise):
                 self.refresh(index)
-                if self.is_represented(index):
-                    proposed = conditional()
-                    change = log_target(index, proposed) - old
-                if proposed is not None and threshold < change:
+                proposed = conditional()
+                change = log_target(index, proposed) - old
+                if threshold < change and not self.is_represented(index):
+                    change = -math.inf  # asked last: it costs more than to refuse
+                if threshold < change:
                     current = proposed
                 else:
                     hyper.set(index, before)
@@ -250,11 +254,13 @@ class GibbsSampler:
 
     def is_represented(self, index: Sequence[int]) -> bool:
         """Whether the box still represents the prior variance of every mode whose variances the coordinates change."""
-        for d, users in enumerate(self.hyperparameters.variance_users):
-            if users & set(index):
-                if float(self.mode_grids[d].missing(self.covariances[d]).max()) > MAX_MISSING:
-                    return False
-        return True
+        modes = self._modes_that_change(index)
+        return all(float(self.mode_grids[d].missing(self.covariances[d]).max()) <= MAX_MISSING for d in modes)
+
+    def _modes_that_change(self, index: Sequence[int]) -> list[int]:
+        """The modes whose variances depend on one of some coordinates."""
+        found = {d for i in index for d in self.modes_of[i]}
+        return [d for d in sorted(found) if not self.hyperparameters.variance_users[d].isdisjoint(index)]
 
     def _weight_energy(self, state: GibbsState, d: int) -> tuple[Tensor, int]:
         """Squared whitened weights of each row of factor d without its scales, `(K,)`, and the number of weights."""
