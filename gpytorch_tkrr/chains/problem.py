@@ -26,6 +26,7 @@ from ..model.warp import InputWarp
 from ..sampling.hyperparameters import Hyperparameters
 from ..sampling.plan import MANY_INPUTS, Plan, affordable_functions
 from ..sampling.priors import GibbsState, WeightPrior
+from ..sampling.product_measure import ProductMeasure
 from ..sampling.sampler import FIRST_STEP, GibbsSampler
 from ..sampling.second_function import JointSampler, SecondFit
 from .target import require_same_target, target_identity
@@ -335,6 +336,7 @@ class GibbsProblem:
         :param position: The mode that was visited last; None before the first visit.
         """
         design.reset(position)
+        is_pulled = self.model.chooses_kernel and self.model.weights.kind == "cp"
         make = GibbsSampler if self.second is None else partial(JointSampler, self.second)
         return make(
             design,
@@ -346,6 +348,7 @@ class GibbsProblem:
             rng,
             rank=rank,
             weights=self.model.weights,
+            empty=ProductMeasure(design) if is_pulled else None,
         )
 
     def modes(self, sweep: int) -> Sequence[int]:

@@ -197,6 +197,24 @@ class DenseGram:
         blocks = self.matrix.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # (R, M, M)
         return (factor * torch.bmm(blocks, factor.unsqueeze(-1)).squeeze(-1)).sum(-1)
 
+    def between(self, factor: Tensor) -> Tensor:
+        r"""
+        :math:`A G A^\top`, where G is that of one component.
+
+        :param factor: A, `(R, M)`.
+        :return: `(R, R)`.
+        """
+        return factor @ self.matrix[0, :, 0] @ factor.mT
+
+    def plus(self, form: Tensor, other: DenseGram) -> DenseGram:
+        r"""
+        :math:`G + H \otimes G_1`.
+
+        :param form: H, `(R, R)`.
+        :param other: :math:`G_1`, of one component.
+        """
+        return DenseGram(torch.addcmul(self.matrix, form[:, None, :, None], other.matrix))
+
     def conditional(self, covariance: Covariance, prior: Tensor, noise: float) -> Conditional:
         r"""
         The conditional of the whitened weights, :math:`P = V^{1/2} G V^{1/2} / s^2 + Q \otimes I`.

@@ -153,6 +153,24 @@ class LevelGram:
         """
         return (self.blocks.diagonal(dim1=1, dim2=2).mT * self.table.at_levels(factor).square()).sum(-1)
 
+    def between(self, factor: Tensor) -> Tensor:
+        """
+        See :meth:`DenseGram.between`.
+
+        :param factor: A, `(R, M)`.
+        """
+        values = self.table.at_levels(factor)
+        return (values * self.blocks[:, 0, 0]) @ values.mT
+
+    def plus(self, form: Tensor, other: LevelGram) -> LevelGram:
+        """
+        See :meth:`DenseGram.plus`.
+
+        :param form: H, `(R, R)`.
+        :param other: The Gram matrix of one component, with the same functions.
+        """
+        return LevelGram(self.table, torch.addcmul(self.blocks, form, other.blocks))
+
     def conditional(self, covariance: Covariance, prior: Tensor, noise: float) -> Conditional | LevelConditional:
         """
         See :meth:`DenseGram.conditional`.

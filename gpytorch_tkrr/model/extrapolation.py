@@ -9,8 +9,9 @@ would leave the variance
 
 at x. It is zero at the edge of the range and that of the prior far away. Predictions never have less. The default
 kernel is a product over many inputs whose variance varies by orders of magnitude over the box; there the variance of
-the targets stands for :math:`k(x, x)` where that is larger, and f goes no further beyond the targets than a
-quarter of their range.
+the targets stands for :math:`k(x, x)` where that is larger. With it f goes no further beyond the targets than a quarter
+of their range, also within the range of every column: much of a box of many inputs is empty, and products of functions
+may take any value there.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ ROUNDING = 1e-7
 #: Models with the default kernel go on so far outside the range, as a fraction of its width; beyond it f is held.
 MARGIN = 0.1
 
-#: There f goes no further beyond the training targets than this fraction of their range. Functions that are steep at
-#: the edge may need more than `MARGIN`; products over many columns, all of them at their edges, reach any value.
+#: In these models f goes no further beyond the training targets than this fraction of their range. Functions that are
+#: steep at the edge may need more than `MARGIN`; products over many columns, all of them at their edges, reach any
+#: value.
 EXCESS = 0.25
 
 
@@ -98,18 +100,14 @@ class TrainingRange:
             else inside
         )
 
-    def bounded(self, f: Tensor, x: Tensor) -> Tensor:
+    def bounded(self, f: Tensor) -> Tensor:
         """
-        Function values that outside the range go no further beyond the targets than a quarter of the targets' range.
+        Function values that go no further beyond the targets than a quarter of the targets' range.
 
-        :param f: Values `(..., n)`.
-        :param x: Inputs `(..., n, D)`.
+        :param f: Values `(...)`.
         """
         excess = EXCESS * (self.ends[1] - self.ends[0])
-        outside = self.outside(x).any(-1)
-        if not math.isfinite(excess) or not outside.any():
-            return f
-        return torch.where(outside, f.clamp(self.ends[0] - excess, self.ends[1] + excess), f)
+        return f.clamp(self.ends[0] - excess, self.ends[1] + excess) if math.isfinite(excess) else f
 
     def warn(self, x: Tensor, action: str, weight: int = 1, stacklevel: int = 3) -> None:
         """

@@ -253,8 +253,8 @@ class TKRR(LowRankModel):
         over the draws, after :func:`~gpytorch_tkrr.fit_als` that of its Gaussian f. It includes variance of f that the
         basis does not represent. Rows outside the range of the training rows give a warning and are marked by
         `extrapolates`; there f has at least the variance that the prior has if f is known at the edge of the range. If
-        the model has chosen kernel and box itself, f is constant from a tenth of the range outside on, and limited to
-        the range of the targets, extended on both sides by a quarter of its width; what is cut off counts as
+        the model has chosen kernel and box itself, f is constant from a tenth of the range outside on, and everywhere
+        limited to the range of the targets, extended on both sides by a quarter of its width; what is cut off counts as
         uncertainty.
 
         :param x: Inputs `(..., n, D)`, or `(n,)` for one dimension: a tensor, an array or a DataFrame.
@@ -351,10 +351,13 @@ class TKRR(LowRankModel):
         return self.predict(x).mean
 
     def _bounded(self, f: Tensor, x: Tensor) -> Tensor:
-        """Values of f, mean included, as :meth:`predict` gives them outside the training range."""
+        """Values of f, mean included, as :meth:`predict` gives them: none that the targets make unbelievable."""
         if not self.is_flat_outside or self.training_range is None or self.observation.has_link:
             return f
-        return self.training_range.bounded(f, x)
+        bounded = self.training_range.bounded(f)
+        if self.observation.has_limits:  # targets end there, but f does not
+            return torch.where(self.extrapolates(x), bounded, f)
+        return bounded
 
     def thin(self, num_draws: int) -> None:
         """
@@ -479,7 +482,7 @@ class TKRR(LowRankModel):
 
     def _unknown_variance(self, x: Tensor, cut: Tensor | None = None) -> Tensor | None:
         """
-        What f has at least outside the training range, `(..., n)`; None where there are no such rows.
+        What f has at least outside the training range and where values were cut off, `(..., n)`; None where neither is.
 
         :param x: Inputs `(..., n, D)`.
         :param cut: By how much values of f were too large to be believed, `(S, ..., n)`; by default not at all.
@@ -488,9 +491,10 @@ class TKRR(LowRankModel):
             return None
         most = self.training_range.variance if self.is_flat_outside else math.inf
         unknown = self.training_range.unknown_variance(self.separate_as_fitted(), x, self._warped, most)
-        if unknown is None or cut is None:
+        if cut is None or not bool(cut.any()):
             return unknown
-        return torch.maximum(unknown, cut.double().square().mean(0).clamp(max=most))
+        lost = cut.double().square().mean(0).clamp(max=most)
+        return lost if unknown is None else torch.maximum(unknown, lost)
 
     # State
 

@@ -50,6 +50,7 @@ from ..model.likelihoods.augmented import Augmentation
 from . import train_prior  # noqa: F401  it registers its prior
 from .hyperparameters import Hyperparameters
 from .priors import GibbsState, WeightPrior
+from .product_measure import ProductMeasure
 
 #: Logarithm of the width that proposals of hyperparameters start from.
 FIRST_STEP = math.log(0.3)
@@ -105,6 +106,7 @@ class GibbsSampler:
     :param rank: R that the prior was set up for, also after dead components have been dropped.
     :param num_moves: Metropolis steps per visit of a mode.
     :param weights: The format of the weights, by default :class:`CP`.
+    :param empty: What f is drawn to where there are no rows; None for nothing.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class GibbsSampler:
         rank: int,
         num_moves: int = 2,
         weights: WeightFormat | None = None,
+        empty: ProductMeasure | None = None,
     ):
         form = CP(rank) if weights is None else weights.with_rank(rank)
         sizes = [mode.num_functions for mode in separable.modes]
@@ -131,7 +134,7 @@ class GibbsSampler:
             rng,
             num_moves,
         )
-        self.grids = list(grids)
+        self.grids, self.empty = list(grids), empty
         self.mode_grids = [ModeGrid(mode, grid) for mode, grid in zip(separable.modes, grids, strict=True)]
         self.num_dims = len(separable.modes)
         self.modes_of = [  # the modes whose weights depend on each coordinate
@@ -196,7 +199,8 @@ class GibbsSampler:
         data = FactorData.from_residuals(sums, gram, factors[d])
         rhs = data.rhs
 
-        current = self._moved(state, d, gram, rhs, adapt, move_scale)
+        seen = gram if self.empty is None else self.empty.added_to(gram, d, factors, noise)
+        current = self._moved(state, d, seen, rhs, adapt, move_scale)
         rank, size = rhs.shape
         factors[d] = current.draw(self._normal(rank, size))
         fitted = gram.apply(factors[d])
@@ -218,8 +222,8 @@ class GibbsSampler:
             return FactorConditional(gram, rhs, self.covariances[d], prior, noise_variance)
 
         def log_target(index: list[int], at: FactorConditional) -> float:
-            others = {k for i in index for k in self.modes_of[i]} - {d}
-            return at.log_evidence + hyper.log_prior(index) + sum(self._log_weight_prior(state, k) for k in sorted(others))
+            others = sorted({k for i in index for k in self.modes_of[i]} - {d})
+            return at.log_evidence + hyper.log_prior(index) + sum(self._log_weight_prior(state, k) for k in others)
 
         current = conditional()
         own, shared = hyper.own[d], hyper.shared[d]
