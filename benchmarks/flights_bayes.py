@@ -1,4 +1,4 @@
-"""Flight delays with uncertainty: Bayesian T-KRR beside SVGP-512, 100 000 training rows, one run."""
+"""Flight delays with uncertainty: Bayesian T-KRR, with nothing given and with a rank, and SVGP-512; 100 000 rows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,18 @@ from .svgp import fit_svgp
 
 Predict = Callable[[Tensor], Mixture]
 
+OURS = "Bayesian T-KRR"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=100_000, help="training rows, drawn at random")
     parser.add_argument("--test-rows", type=int, default=100_000, help="test rows, drawn at random from the others")
-    parser.add_argument("--rank", type=int, default=12, help="R")
+    parser.add_argument(
+        "--rank",
+        type=int,
+        default=12,
+        help="R of the second T-KRR, with 100 warm-up sweeps and 100 draws; 0 leaves it out",
+    )
     parser.add_argument("--svgp-epochs", type=int, default=30, help="0 leaves SVGP out")
     parser.add_argument("--seed", type=int, default=0)
     datasets.add_arguments(parser)
@@ -40,9 +47,9 @@ def run(args: argparse.Namespace) -> Report:
         f"Flights from New York, 2013: {len(train[1])} training and {len(test[1])} test rows, D = {x.shape[1]}; "
         "scores in units of the standardised target",
     )
-    models: dict[str, Callable[[], Predict]] = {
-        "Bayesian T-KRR": lambda: train_bayesian(*train, rank=args.rank, seed=args.seed)
-    }
+    models: dict[str, Callable[[], Predict]] = {OURS: lambda: train_bayesian(*train, seed=args.seed)}
+    if args.rank:
+        models[f"{OURS}, rank {args.rank}"] = lambda: train_bayesian(*train, seed=args.seed, rank=args.rank)
     if args.svgp_epochs:
         models["SVGP-512"] = lambda: train_svgp(*train, epochs=args.svgp_epochs, seed=args.seed)
     center, unit = train[1].mean(), train[1].std()
@@ -60,25 +67,26 @@ def run(args: argparse.Namespace) -> Report:
         seconds = {"seconds": trained - start, "predict_seconds": time.perf_counter() - trained}
         report.add(model=name, mse=mse, nlpd=nlpd, coverage=coverage, **seconds)
     report.notes += [
-        f"Bayesian T-KRR: raw data, rank {args.rank}, one chain, 100 warm-up sweeps and 100 draws. SVGP: 512 inducing "
-        f"points, ARD RBF, batches of 1024, Adam (0.01), {args.svgp_epochs} epochs, standardised inputs, float32. "
-        f"coverage: of the central 95 % interval. Data: {data.source}.",
+        f"{OURS}: raw data, nothing given; with a rank: one chain, 100 warm-up sweeps and 100 draws. SVGP: 512 "
+        f"inducing points, ARD RBF, batches of 1024, Adam (0.01), {args.svgp_epochs} epochs, standardised inputs, "
+        f"float32. coverage: of the central 95 % interval. Data: {data.source}.",
         *check_targets(report.rows),
     ]
     return report
 
 
-def train_bayesian(x: Tensor, y: Tensor, *, rank: int, seed: int) -> Predict:
+def train_bayesian(x: Tensor, y: Tensor, *, seed: int, rank: int | None = None) -> Predict:
     """
-    Bayesian T-KRR with nothing but defaults, in the user's units.
+    Bayesian T-KRR with the default kernel, in the user's units.
 
     :param x: Inputs `(N, D)`.
     :param y: Targets `(N,)`.
-    :param rank: R.
     :param seed: Seed.
+    :param rank: R, with 100 sweeps before and 100 draws; None to leave all that to the fit.
     """
     model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood(), rank=rank)
-    result = tkrr.fit_gibbs(model, num_draws=100, num_warmup=100, num_chains=1, seed=seed)
+    num_sweeps = None if rank is None else 100
+    result = tkrr.fit_gibbs(model, num_draws=num_sweeps, num_warmup=num_sweeps, seed=seed)
     model.eval()
 
     @torch.no_grad()
@@ -117,10 +125,12 @@ def check_targets(rows: list[dict]) -> list[str]:
     """
     ours, *others = rows
     claims = {
-        "MSE <= 0.62": ours["mse"] <= 0.62,
-        "NLPD <= 1.18": ours["nlpd"] <= 1.18,
+        "MSE <= 0.55": ours["mse"] <= 0.55,
+        "NLPD <= 1.11": ours["nlpd"] <= 1.11,
     }
     for other in others:
+        if other["model"].startswith(OURS):
+            continue
         for score in ("mse", "nlpd", "seconds"):
             claims[f"{score} not above that of {other['model']}"] = ours[score] <= other[score]
     return [f"{'met' if holds else 'MISSED'}: {claim}." for claim, holds in claims.items()]

@@ -15,6 +15,8 @@ Reference: Yao, Vehtari & Gelman (2022), *Stacking for non-mixing Bayesian compu
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -76,7 +78,9 @@ def _gains(new: Tensor, old: Tensor) -> Tensor:
 
 
 def _surely(gains: Tensor) -> float:
-    """Their mean, less twice its standard error."""
+    """Their mean, less twice its standard error; a single one says nothing."""
+    if len(gains) < 2:
+        return -math.inf
     return float(gains.mean() - 2 * gains.std() / len(gains) ** 0.5)
 
 

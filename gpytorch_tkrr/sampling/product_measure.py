@@ -57,7 +57,7 @@ class ProductMeasure:
         rank = len(factors[d])
         others = [self._between(k, factor) for k, factor in enumerate(factors) if k != d]
         form = torch.stack(others).prod(0) if others else factors[d].new_ones(rank, rank)
-        return gram.plus(noise * self.weight * form, self.grams[d])
+        return gram.plus(noise * self.weight * form, self.grams[d])  # type: ignore[arg-type]  # of the same kind
 
     def _between(self, k: int, factor: Tensor) -> Tensor:
         r""":math:`A_k \bar G_k A_k^\top`."""

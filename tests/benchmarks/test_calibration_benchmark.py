@@ -131,10 +131,10 @@ def test_flights(monkeypatch):
     parser = argparse.ArgumentParser()
     flights_bayes.add_arguments(parser)
     options = ["--rows", "100", "--test-rows", "50", "--rank", "2", "--svgp-epochs", "1"]
-    ours, other = flights_bayes.run(parser.parse_args(options)).rows
-    assert ours["mse"] < 0.1 and ours["nlpd"] < 0.0 and ours["coverage"] > 0.8
-    assert other["mse"] > ours["mse"]  # one step of Adam learns nothing
-    notes = flights_bayes.check_targets([{**ours, "seconds": 1.0}, {**other, "seconds": 2.0}])
+    ours, ranked, other = flights_bayes.run(parser.parse_args(options)).rows
+    assert all(row["mse"] < 0.1 and row["nlpd"] < 0.0 and row["coverage"] > 0.8 for row in (ours, ranked))
+    assert ranked["model"] == "Bayesian T-KRR, rank 2" and other["mse"] > ours["mse"]  # one step of Adam learns nothing
+    notes = flights_bayes.check_targets([{**ours, "seconds": 1.0}, ranked, {**other, "seconds": 2.0}])
     assert len(notes) == 5 and all(note.startswith("met") for note in notes)
 
 

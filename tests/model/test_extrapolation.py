@@ -137,6 +137,27 @@ def test_values_too_large_to_be_believed_are_cut_off_and_count_as_uncertainty():
     assert float(model(corner).mean) == pytest.approx(float(prediction.mean))
 
 
+@torch.no_grad()
+def test_values_within_the_range_of_every_column_are_bounded_too():
+    """An empty corner of a box whose columns depend on each other: f may be anything there, predictions may not."""
+    u = torch.rand(200, 1, dtype=torch.float64)
+    x = (u + 0.02 * torch.rand(200, 4, dtype=torch.float64)).clamp(0, 1)
+    y = torch.sin(6 * u[:, 0]) + 0.1 * torch.randn(200, dtype=torch.float64)
+    model = tkrr.TKRR(x, y, gaussian(), rank=2)
+    tkrr.fit_gibbs(model, num_warmup=10, num_draws=10, num_chains=1, seed=0)
+    before = model.eval().predict(x)
+    model.posterior.factors[0].mul_(100.0)  # as if components had run away
+    prediction = model.predict(x)
+    width = (1 + 1e-9) * EXCESS * (y.max() - y.min())
+    for mean in (prediction.mean, model(x).mean, model.draws(x)):
+        assert mean.min() >= y.min() - width and mean.max() <= y.max() + width
+    is_cut = model.posterior.functions(model.warped(x)).abs().amin(0) > 10 * y.abs().max()
+    assert is_cut.any() and not prediction.extrapolates.any()
+    for variance in (prediction.variance, model(x).variance):
+        assert (variance[is_cut] > 0.9 * y.var(correction=0)).all()
+    assert (before.stddev < 0.5 * y.std()).all()
+
+
 def test_a_warp_that_is_flat_at_the_edge_does_not_make_predictions_outside_sure():
     torch.manual_seed(0)
     x = torch.rand(300, 2, dtype=torch.float64)

@@ -10,11 +10,12 @@ import torch
 import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.chains import pool
 from gpytorch_tkrr.chains.chain import Chain
+from gpytorch_tkrr.chains.component_chain import ComponentChain
 from gpytorch_tkrr.data.source import TensorSource
 from gpytorch_tkrr.inference import gibbs
 from gpytorch_tkrr.sampling import workers
 from gpytorch_tkrr.sampling.plan import MAX_RANK, MIN_RANK, WINDOW, Plan, affordable_functions, has_settled
-from gpytorch_tkrr.sampling.pooling import PRIOR_ROWS, kept_draws, stacking_weights
+from gpytorch_tkrr.sampling.pooling import PRIOR_ROWS, keep_up, kept_draws, stacking_weights
 
 NOTHING = {"rank": None, "num_warmup": None, "num_draws": None, "num_chains": None}
 
@@ -36,7 +37,7 @@ def test_chains_get_fewer_and_stages_more_with_the_rows():
         assert plan.rows[-1] == n and list(plan.rows) == sorted(set(plan.rows))
         assert plan.rows[0] + plan.num_held_out <= n and MIN_RANK <= plan.rank <= MAX_RANK
     assert len(Plan.choose(100, 100, 10, 5, **NOTHING, can_score=False).rows) == 1
-    assert [Plan.choose(2_000, 100, 10, d, **NOTHING).num_chains for d in (5, 13, 20, 128)] == [4, 3, 2, 1]
+    assert [Plan.choose(2_000, 100, 10, d, **NOTHING).num_chains for d in (5, 13, 20, 128)] == [4, 3, 2, 2]
     assert [Plan.choose(500, 100, 10, d, **NOTHING).num_chains for d in (5, 33, 128)] == [6, 3, 2]  # never one alone
     assert plans[0].rank == MIN_RANK and plans[-1].rank == MIN_RANK
 
@@ -245,3 +246,36 @@ def test_whoever_uses_draws_honours_the_weights(monkeypatch):
         warnings.simplefilter("ignore", tkrr.ConvergenceWarning)
         result = tkrr.fit_gibbs(model, seed=0, num_warmup=0, num_draws=10)  # goes on with the same weights
     assert result.posterior.chains.bincount().tolist() == [40, 20, 7] and len(seen) == 1
+
+
+def test_a_chain_that_fails_beside_the_best_is_told_apart():
+    rows = torch.randn(60, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    shifts = torch.tensor([0.0, -0.3, -0.9, -50.0], dtype=torch.float64)
+    assert keep_up(rows + shifts) == [True, True, False, False]
+    assert keep_up(rows) == [True]  # a chain alone
+    assert keep_up((rows + shifts)[:1]) == [True] * 4  # a single row decides nothing
+    # One row of sixty, however wrong, is no failure, nor is a tie.
+    single = rows.repeat(1, 2)
+    single[3, 1] = -1e6
+    assert keep_up(single) == [True, True] and keep_up(rows.repeat(1, 3)) == [True] * 3
+
+
+def test_chains_that_fail_do_not_count(monkeypatch):
+    draws = ComponentChain.draws
+
+    def spoiled(chain):
+        found = draws(chain)
+        found.scores -= 100.0 * (chain.number == 1)
+        return found
+
+    monkeypatch.setattr(ComponentChain, "draws", spoiled)
+    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.CHAINS", {1000: (3, 100, 1)})
+    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.FIRST_STAGE", 12)
+    model = make_model(200, rank=4)
+    result = tkrr.fit_gibbs(model, seed=0)
+    assert "2 chains" in result.message and "1 more did not count" in result.message
+    assert len(result.posterior.chains.unique()) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tkrr.ConvergenceWarning)
+        result = tkrr.fit_gibbs(model, seed=0, num_warmup=0, num_draws=5)  # goes on with those that count
+    assert len(result.posterior.chains.unique()) == 2 and "did not count" not in result.message
