@@ -45,6 +45,10 @@ MAX_NUM_BASIS_ALONE = 256
 #: its weights would find in pure noise.
 MIN_ENERGY = 0.01
 
+#: The noise variance that chains in the limit of many components start from, in units of the targets' variance: that of
+#: a GaussianLikelihood for targets of variance one. In other units its own start may be next to nothing.
+START_NOISE = math.log(2)
+
 #: Makes whitened weights of components: from the covariances of the modes' weights, a number and random numbers.
 Start = Callable[[Sequence[Covariance], int, torch.Generator], list[Tensor]]
 
@@ -174,6 +178,9 @@ class GibbsProblem:
         if self.plan.num_processes or (earlier is not None and any(map(is_limit, earlier.resume["chains"]))):
             self.joint = self._free_hyperparameters(likelihood=model.likelihood, unit=self.training.scale**2)
             self.joint_start = self.joint.get(range(len(self.joint.slots)))
+            for i in self.joint.noise_users:
+                noise = START_NOISE * self.training.scale**2
+                self.joint_start[i] = math.log(noise) if self.joint.slots[i].is_log else noise
         if self.plan.ends[-1] > 0:
             all_rows, rows = self.designs[-1], self.plan.rows
             self.designs = [*(all_rows.thinned(num, self.row_key) for num in rows[:-1]), all_rows]

@@ -32,6 +32,7 @@ from ..bases.covariance import Covariance
 from ..cp.design import DenseRows
 from ..features.represented import MAX_MISSING, ModeGrid
 from ..features.separable import SeparableKernel
+from ..linalg import jittered_cholesky
 from .hyperparameters import Hyperparameters
 
 #: Components of a draw from the prior.
@@ -99,11 +100,11 @@ class ProcessPosterior:
         assert total is not None
         return total
 
-    def _factor(self, kernel: Tensor, scale: float, noise: float) -> Tensor | None:
+    def _matrix(self, kernel: Tensor, scale: float, noise: float) -> Tensor:
+        """A, made of the kernel without its output scale."""
         matrix = scale * kernel
         matrix.diagonal().add_(noise / self.rows.weight)
-        factor, info = torch.linalg.cholesky_ex(matrix)
-        return None if int(info) else factor
+        return matrix
 
     def expand(self) -> tuple[float, Tensor]:
         """The log density of the present coordinates, and its gradient `(P,)`; minus infinity where it has none."""
@@ -114,8 +115,8 @@ class ProcessPosterior:
         plain = [covariance.detach() for covariance in covariances]
         scale, variance = float(outputscale), float(noise)
         kernel = self._products(plain, rows.features)
-        factor = self._factor(kernel, scale, variance)
-        if factor is None:
+        factor, info = torch.linalg.cholesky_ex(self._matrix(kernel, scale, variance))
+        if int(info):
             return -math.inf, torch.zeros(len(self.slots), dtype=torch.float64)
         solved = torch.cholesky_solve(rows.y.unsqueeze(-1), factor)
         value = -0.5 * float(rows.y @ solved[:, 0]) - float(factor.diagonal().log().sum())
@@ -154,8 +155,7 @@ class ProcessPosterior:
         """
         covariances = [mode.covariance() for mode in self.separable.modes]
         scale, noise = float(self.outputscale()), float(self.noise())
-        factor = self._factor(self._products(covariances, self.rows.features), scale, noise)
-        assert factor is not None
+        factor, _ = jittered_cholesky(self._matrix(self._products(covariances, self.rows.features), scale, noise))
         cross = scale * self._products(covariances, other.features)  # (n, N)
         mean = cross @ torch.cholesky_solve(self.rows.y.unsqueeze(-1), factor)[:, 0]
         prior = scale * torch.stack([v.quadratic(f) for v, f in zip(covariances, other.features, strict=True)]).prod(0)
@@ -171,8 +171,7 @@ class ProcessPosterior:
         """
         covariances = [mode.covariance() for mode in self.separable.modes]
         scale, noise = float(self.outputscale()), float(self.noise())
-        factor = self._factor(self._products(covariances, self.rows.features), scale, noise)
-        assert factor is not None
+        factor, _ = jittered_cholesky(self._matrix(self._products(covariances, self.rows.features), scale, noise))
         factors, prior = [], self.rows.y.new_full((NUM_PRIOR_COMPONENTS,), (scale / NUM_PRIOR_COMPONENTS) ** 0.5)
         start = prior.unsqueeze(-1) * torch.ones_like(self.rows.y)  # (R, N)
         for covariance, features in zip(covariances, self.rows.features, strict=True):

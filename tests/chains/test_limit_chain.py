@@ -176,3 +176,19 @@ def test_processes_batches_and_interruptions_change_nothing(short, monkeypatch, 
         fits.append(model.predict(torch.full((1, 3), 0.4, dtype=torch.float64)).mean)
     assert torch.equal(fits[0], fits[1]) and torch.equal(fits[0], fits[3]) and torch.equal(fits[0], fits[4])
     torch.testing.assert_close(fits[0], fits[2], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("unit", [1e-7, 1e6])
+def test_units_of_targets_without_noise_do_not_matter(short, unit):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(60, 2, generator=generator, dtype=torch.float64)
+    y = torch.exp(3 * x[:, 0]) * x[:, 1]
+    predictions = []
+    for scale in (1.0, unit):
+        likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.Positive()).double()
+        model = tkrr.TKRR(x, scale * y, likelihood)
+        result = fit(model)
+        assert "1 in the limit" in result.message
+        predictions.append(model.predict(x).mean / scale)
+    torch.testing.assert_close(*predictions, rtol=0.0, atol=1e-3 * float(y.std()))
+    assert (predictions[1] - y).square().mean().sqrt() < 0.1 * y.std()
