@@ -343,7 +343,9 @@ class GibbsProblem:
         :param position: The mode that was visited last; None before the first visit.
         """
         design.reset(position)
-        is_pulled = self.model.chooses_kernel and self.model.weights.kind == "cp"
+        model, observation = self.model, self.model.observation
+        has_units = not (observation.has_link or observation.has_limits)  # those of the targets
+        is_pulled = model.chooses_kernel and model.weights.kind == "cp" and has_units
         make = GibbsSampler if self.second is None else partial(JointSampler, self.second)
         return make(
             design,

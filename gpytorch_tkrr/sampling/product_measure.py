@@ -6,9 +6,9 @@ by whatever a chain happens to do there. So the prior of models that choose thei
 
 .. math:: \exp\Bigl(-\frac{\lambda}{2}\, E f(x)^2\Bigr), \qquad x_1, \dots, x_D \text{ independent, each as its column,}
 
-for targets of mean zero and variance one. It is worth :math:`\lambda` rows with targets at the mean and a noise as
-large as the targets' variance; where there are data these outweigh it by far. For CP weights the mean is known without
-any row,
+for targets of mean zero and variance one, where f has their units. It is worth :math:`\lambda` rows with targets at the
+mean and a noise as large as the targets' variance; where there are data these outweigh it by far. For CP weights the
+mean is known without any row,
 
 .. math:: E f(x)^2 = \operatorname{vec}(A_d)^\top (H_d \otimes \bar G_d) \operatorname{vec}(A_d), \qquad
     H_d = \prod_{k \ne d} A_k \bar G_k A_k^\top,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import gpytorch
 import numpy as np
 import pytest
 import torch
@@ -80,8 +81,8 @@ def test_it_equals_rows_at_the_mean_that_nobody_has_seen():
 def test_it_belongs_to_models_that_choose_their_kernel():
     x, y = torch.rand(60, 3, dtype=torch.float64), torch.randn(60, dtype=torch.float64)
 
-    def pull(**options):
-        model = tkrr.TKRR(x, y, gaussian(), **options)
+    def pull(likelihood=None, **options):
+        model = tkrr.TKRR(x, y.gt(0) if likelihood else y, likelihood or gaussian(), **options)
         training = model.training_data(None)
         model.prepare(training)
         problem = GibbsProblem(model, training, None, 1 << 28, 0)
@@ -92,3 +93,4 @@ def test_it_belongs_to_models_that_choose_their_kernel():
     kernel = tkrr.anova_kernel(3, center=0.5, half_range=0.5)
     assert pull(rank=4, kernel=kernel) is None
     assert pull(weights=tkrr.TensorTrain(2)) is None
+    assert pull(gpytorch.likelihoods.BernoulliLikelihood(), rank=4) is None  # f may be large where classes are certain
