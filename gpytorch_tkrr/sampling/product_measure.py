@@ -27,8 +27,22 @@ from ..cp.conditional import DenseGram
 from ..cp.design import Design
 from ..cp.levels import LevelGram
 
-#: :math:`\lambda` as a fraction of the rows.
-SHARE = 0.005
+#: :math:`\lambda` as a fraction of the rows; and of few rows, for which it is not above so many.
+SHARE, SHARE_OF_FEW, MOST_OF_FEW = 0.005, 0.1, 20.0
+
+
+def pull(num_rows: int) -> float:
+    r"""
+    :math:`\lambda`: with few rows components are freer, and the pull is worth more of them.
+
+    :param num_rows: N.
+
+    Example:
+        >>> from gpytorch_tkrr.sampling.product_measure import pull
+        >>> pull(50), pull(1000), pull(100_000)
+        (5.0, 20.0, 500.0)
+    """
+    return max(SHARE * num_rows, min(SHARE_OF_FEW * num_rows, MOST_OF_FEW))
 
 
 class ProductMeasure:
@@ -40,7 +54,7 @@ class ProductMeasure:
 
     def __init__(self, design: Design):
         self.grams = [marginal.gram for marginal in design.marginals()]
-        self.weight = SHARE * design.data.summary.num_rows
+        self.weight = pull(design.data.summary.num_rows)
         self._known: dict[int, tuple[Tensor, Tensor]] = {}  # a factor, and what was made of it
 
     def added_to(

@@ -17,7 +17,7 @@ from gpytorch_tkrr.chains.problem import GibbsProblem
 from gpytorch_tkrr.cp.design import Design
 from gpytorch_tkrr.data.source import TensorSource
 from gpytorch_tkrr.data.training import TrainingData
-from gpytorch_tkrr.sampling.product_measure import SHARE, ProductMeasure
+from gpytorch_tkrr.sampling.product_measure import ProductMeasure, pull
 
 R, NOISE = 3, 0.3
 BASES = [
@@ -57,7 +57,7 @@ def test_it_is_the_mean_square_over_all_combinations_of_the_columns(num_dims):
     for d in [*range(num_dims), *reversed(range(num_dims))]:
         gram = design.sums(d, factors, one).structured_gram()
         added = measure.added_to(gram, d, factors, NOISE).apply(factors[d]) - gram.apply(factors[d])
-        found = float((factors[d] * added).sum()) / (NOISE * SHARE * len(y))
+        found = float((factors[d] * added).sum()) / (NOISE * pull(len(y)))
         assert found == pytest.approx(float(expected), rel=1e-10)
 
 
@@ -65,7 +65,7 @@ def test_it_equals_rows_at_the_mean_that_nobody_has_seen():
     """The same matrix as with all combinations among the rows, each with its small weight; a changed factor is seen."""
     x, y = make_rows()
     everywhere = torch.tensor(list(itertools.product(*x.mT.tolist())), dtype=torch.float64)
-    weight = torch.full((len(everywhere),), NOISE * SHARE * len(y) / len(everywhere), dtype=torch.float64)
+    weight = torch.full((len(everywhere),), NOISE * pull(len(y)) / len(everywhere), dtype=torch.float64)
     more = TensorSource(
         torch.cat([x, everywhere]), torch.cat([y, torch.zeros_like(weight)]), torch.cat([torch.ones_like(y), weight])
     )
@@ -81,7 +81,7 @@ def test_it_equals_rows_at_the_mean_that_nobody_has_seen():
 def test_it_belongs_to_models_that_choose_their_kernel():
     x, y = torch.rand(60, 3, dtype=torch.float64), torch.randn(60, dtype=torch.float64)
 
-    def pull(likelihood=None, **options):
+    def pulled(likelihood=None, **options):
         model = tkrr.TKRR(x, y.gt(0) if likelihood else y, likelihood or gaussian(), **options)
         training = model.training_data(None)
         model.prepare(training)
@@ -89,8 +89,10 @@ def test_it_belongs_to_models_that_choose_their_kernel():
         problem.choose_plan(10, 10, 1)
         return problem.sampler(problem.designs[0], np.random.default_rng(0), 4).empty
 
-    assert isinstance(pull(rank=4), ProductMeasure)
+    assert isinstance(pulled(rank=4), ProductMeasure)
     kernel = tkrr.anova_kernel(3, center=0.5, half_range=0.5)
-    assert pull(rank=4, kernel=kernel) is None
-    assert pull(weights=tkrr.TensorTrain(2)) is None
-    assert pull(gpytorch.likelihoods.BernoulliLikelihood(), rank=4) is None  # f may be large where classes are certain
+    assert pulled(rank=4, kernel=kernel) is None
+    assert pulled(weights=tkrr.TensorTrain(2)) is None
+    assert (
+        pulled(gpytorch.likelihoods.BernoulliLikelihood(), rank=4) is None
+    )  # f may be large where classes are certain
