@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
+from botorch.exceptions.errors import ModelFittingError
+from botorch.exceptions.warnings import OptimizationWarning
 from botorch.models.kernels.categorical import CategoricalKernel
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
@@ -259,7 +262,8 @@ class HilbertGPModel(DropInGP):
 
     def _fit_within_box(self, mll: MarginalLogLikelihood, gain: float, **kwargs: Any) -> MarginalLogLikelihood:
         """
-        BoTorch's own fit, with lengthscales kept where the box represents them.
+        BoTorch's own fit, with lengthscales kept where the box represents them. It begins where an earlier round, or an
+        exact Gaussian process of some rows, has ended; these hyperparameters are kept where all attempts fail.
 
         :param mll: The marginal log likelihood that holds this model.
         :param gain: With many rows a step with a smaller one is the last.
@@ -275,7 +279,18 @@ class HilbertGPModel(DropInGP):
             is_joint = DISPATCHER is not None or has_closure or kwargs.get("optimizer") is fit_in_units
             settings["bounds"] = {**self._bounds(mll, is_joint), **(settings.get("bounds") or {})}
             kwargs["optimizer_kwargs"] = settings
-        return self._fit_as_botorch(mll, **kwargs)
+        before = deepcopy(mll.state_dict())
+        try:
+            return self._fit_as_botorch(mll, **kwargs)
+        except ModelFittingError:
+            mll.load_state_dict(before)
+            warnings.warn(
+                "All attempts of the optimiser ended early; the hyperparameters from before are kept. With little "
+                "noise more functions (num_functions) make the likelihood smoother.",
+                OptimizationWarning,
+                stacklevel=2,
+            )
+            return mll.eval()
 
     def _bounds(self, mll: MarginalLogLikelihood, is_joint: bool) -> dict[str, tuple[Tensor, Tensor]]:
         """

@@ -343,9 +343,8 @@ class GibbsProblem:
         :param position: The mode that was visited last; None before the first visit.
         """
         design.reset(position)
-        model, observation = self.model, self.model.observation
-        has_units = not (observation.has_link or observation.has_limits)  # those of the targets
-        is_pulled = model.chooses_kernel and model.weights.kind == "cp" and has_units
+        model = self.model
+        is_pulled = model.chooses_kernel and model.weights.kind == "cp" and model.observation.shows_range
         make = GibbsSampler if self.second is None else partial(JointSampler, self.second)
         return make(
             design,

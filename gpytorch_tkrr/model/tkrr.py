@@ -355,9 +355,7 @@ class TKRR(LowRankModel):
         if not self.is_flat_outside or self.training_range is None or self.observation.has_link:
             return f
         bounded = self.training_range.bounded(f)
-        if self.observation.has_limits:  # targets end there, but f does not
-            return torch.where(self.extrapolates(x), bounded, f)
-        return bounded
+        return bounded if self.observation.shows_range else torch.where(self.extrapolates(x), bounded, f)
 
     def thin(self, num_draws: int) -> None:
         """

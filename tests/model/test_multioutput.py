@@ -53,7 +53,7 @@ def test_outputs_are_a_mode_of_a_long_table():
     plain = tkrr.TKRR(table, targets, likelihood, rank=3, kernel=fresh.covar_module, num_basis=fresh.num_basis)
     plain.resize(domain=fresh.domain)
     plain.adapts_num_basis, plain.max_num_basis = True, fresh.max_num_basis
-    plain.is_flat_outside = True
+    plain.is_flat_outside = plain.chooses_kernel = True
     tkrr.fit_gibbs(plain, **FIT)
     for ours, theirs in zip(model.posterior.factors, plain.posterior.factors, strict=True):
         torch.testing.assert_close(ours, theirs)

@@ -82,7 +82,7 @@ def test_it_belongs_to_models_that_choose_their_kernel():
     x, y = torch.rand(60, 3, dtype=torch.float64), torch.randn(60, dtype=torch.float64)
 
     def pulled(likelihood=None, **options):
-        model = tkrr.TKRR(x, y.gt(0) if likelihood else y, likelihood or gaussian(), **options)
+        model = tkrr.TKRR(x, y.gt(0).double() if likelihood else y, likelihood or gaussian(), **options)
         training = model.training_data(None)
         model.prepare(training)
         problem = GibbsProblem(model, training, None, 1 << 28, 0)
@@ -93,6 +93,5 @@ def test_it_belongs_to_models_that_choose_their_kernel():
     kernel = tkrr.anova_kernel(3, center=0.5, half_range=0.5)
     assert pulled(rank=4, kernel=kernel) is None
     assert pulled(weights=tkrr.TensorTrain(2)) is None
-    assert (
-        pulled(gpytorch.likelihoods.BernoulliLikelihood(), rank=4) is None
-    )  # f may be large where classes are certain
+    assert pulled(gpytorch.likelihoods.BernoulliLikelihood(), rank=4) is None  # f is large where classes are certain
+    assert pulled(tkrr.CensoredLikelihood(high=2.0), rank=4) is None  # targets end, f does not

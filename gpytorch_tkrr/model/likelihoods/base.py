@@ -99,6 +99,11 @@ class Observation(ABC):
         """Whether targets are compared with limits in their own units: their mean must then be constant."""
         return False
 
+    @property
+    def shows_range(self) -> bool:
+        """Whether the targets show which values f takes: it has their units, and none of them ends before f does."""
+        return not self.has_link
+
     def row_weights(self, num_rows: int) -> Tensor | None:
         """
         Weights of the model's own training rows `(N,)`, relative to the noise, or what else the augmentation takes in

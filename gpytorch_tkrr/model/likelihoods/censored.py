@@ -158,6 +158,10 @@ class CensoredObservation(GaussianObservation):
     def has_limits(self) -> bool:
         return self.likelihood.low > -math.inf or self.likelihood.high < math.inf
 
+    @property
+    def shows_range(self) -> bool:
+        return False
+
     def check_rows(self, num_rows: int) -> None:
         flags = self.likelihood.censoring
         if flags is not None and len(flags) != num_rows:
