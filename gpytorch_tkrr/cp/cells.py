@@ -61,17 +61,17 @@ class RowGroups(ABC):
     def _gather(
         self, p: Tensor, t: Tensor, weight: Tensor | None, step: int
     ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Some blocks at a time: which, their groups, and their rows of p, weighted, `(R, n)`, and of p and t."""
+        """Some blocks at a time: which, their groups, and their rows of p, weighted, `(n, R)`, and of p and t."""
         rows, owner = self._layout
-        padded = p.new_zeros(p.shape[1] + 1, p.shape[0] + 1)  # row by row: a gathered row is contiguous
-        padded[:-1, :-1], padded[:-1, -1] = p.mT, t
+        padded = p.new_empty(p.shape[1] + 1, p.shape[0] + 1)  # row by row: a gathered row is contiguous
+        padded[:-1, :-1], padded[:-1, -1], padded[-1] = p.mT, t, 0
         if weight is not None:
             weight = torch.cat([weight, weight.new_zeros(1)])
         for start in range(0, owner.shape[0], step):
             blocks = slice(start, start + step)
             index = rows[self._rows_of(blocks)]
-            right = padded.index_select(0, index).mT.contiguous()
-            left = right[:-1] if weight is None else right[:-1] * weight.index_select(0, index)
+            right = padded.index_select(0, index)
+            left = right[:, :-1] if weight is None else right[:, :-1] * weight.index_select(0, index).unsqueeze(-1)
             yield blocks, owner[blocks], left, right
 
     def _rows_of(self, blocks: slice) -> slice:
@@ -138,14 +138,19 @@ class DistinctValues(RowGroups):
     def sum_products(self, p: Tensor, t: Tensor, weight: Tensor | None = None) -> Tensor:
         rank = p.shape[0]
         total = p.new_zeros(self.num_groups, rank, rank + 1)
-        step = max((1 << 21) // (rank * (rank + 1)), 1)
+        step = max(CHUNK_NUMBERS // (self.length * (rank + 1)), 1)
         for _, owner, left, right in self._gather(p, t, weight, step):
-            total.index_add_(0, owner, torch.bmm(self._blocks(left), self._blocks(right).mT))
-        upper = torch.triu_indices(rank, rank, device=p.device)
-        return torch.cat([total[:, upper[0], upper[1]], total[:, :, rank]], dim=-1)
+            left, right = (rows.reshape(-1, self.length, rows.shape[1]) for rows in (left, right))
+            total.index_add_(0, owner, torch.bmm(left.mT, right))
+        first, second = torch.triu_indices(rank, rank, device=p.device)
+        wanted = torch.cat([first * (rank + 1) + second, torch.arange(1, rank + 1, device=p.device) * (rank + 1) - 1])
+        return total.flatten(1).index_select(1, wanted)
 
     def interpolate(self, values: Tensor) -> Tensor:
-        return values.index_select(1, self.codes)
+        out = values.new_empty(values.shape[0], self.codes.shape[0])
+        for row, found in zip(values, out, strict=True):  # a row fits into cache
+            torch.index_select(row, 0, self.codes, out=found)
+        return out
 
 
 class Cells(RowGroups):
@@ -202,6 +207,7 @@ class Cells(RowGroups):
         total = self.nodes.new_zeros(self.num_groups, self.num_nodes, num_products + rank)
         buffer = p.new_empty(num_products + rank, step * self.length)
         for blocks, owner, left, right in self._gather(p, t, weight, step):
+            left, right = left.mT.contiguous(), right.mT.contiguous()
             products = buffer[:, : left.shape[1]]
             multiply_pairs(left, right[:-1], products[:num_products])
             torch.mul(left, right[-1], out=products[num_products:])

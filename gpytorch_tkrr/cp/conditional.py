@@ -187,6 +187,19 @@ class DenseGram:
         """
         return (self.matrix.reshape(factor.numel(), -1) @ factor.reshape(-1)).reshape(factor.shape)
 
+    def diagonal(self) -> Tensor:
+        """The diagonal of G, `(R, M)`."""
+        rank, size = self.matrix.shape[:2]
+        return self.matrix.reshape(rank * size, -1).diagonal().reshape(rank, size)
+
+    def of_functions(self, index: Tensor) -> DenseGram:
+        """
+        The part of some functions.
+
+        :param index: Their numbers.
+        """
+        return DenseGram(self.matrix[:, index][..., index])
+
     def squares(self, factor: Tensor) -> Tensor:
         """
         The sum of squares of each component alone.

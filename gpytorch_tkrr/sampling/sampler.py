@@ -58,6 +58,10 @@ FIRST_STEP = math.log(0.3)
 #: How often, after each sweep, scale is moved between random pairs of modes.
 NUM_BALANCINGS = 2
 
+#: The information that the data have on a weight, as a fraction of its prior precision, below which it is not counted:
+#: it changes no posterior variance of the weight by a larger fraction, and all rows together say next to nothing of it.
+UNSEEN = 1e-8
+
 #: Acceptance rate that the proposals are tuned to during warm-up.
 TARGET_ACCEPTANCE = 0.3
 
@@ -74,13 +78,18 @@ class FactorConditional:
     """
 
     def __init__(self, gram: DenseGram | LevelGram, rhs: Tensor, covariance: Covariance, prior: Tensor, noise: float):
-        size = rhs.shape[1]
-        self.covariance = covariance
+        self.covariance, self.prior = covariance, prior
         self.root = covariance.variances.clamp(min=1e-300).sqrt()
-        rhs = covariance.mix(rhs)
+        self.seen = _seen(gram, covariance, prior, noise)
+        rhs = covariance.mix(rhs) * self.root / noise
+        if self.seen is not None:
+            assert isinstance(gram, DenseGram)
+            gram, rhs = gram.of_functions(self.seen), rhs[:, self.seen]
+            covariance = Covariance(covariance.variances[self.seen])
         self.conditional = gram.conditional(covariance, prior, noise)
-        self.half = self.conditional.half_solve((rhs * self.root / noise).reshape(-1, 1)).squeeze(-1)
-        self.log_evidence = float((size * prior.log().sum() - self.conditional.logdet() + self.half.square().sum()) / 2)
+        self.half = self.conditional.half_solve(rhs.reshape(-1, 1)).squeeze(-1)
+        logdet = rhs.shape[1] * prior.log().sum() - self.conditional.logdet()
+        self.log_evidence = float((logdet + self.half.square().sum()) / 2)
 
     def draw(self, noise: Tensor) -> Tensor:
         """
@@ -88,8 +97,23 @@ class FactorConditional:
 
         :param noise: Standard normal numbers `(R, M)`.
         """
-        whitened = self.conditional.half_covariance(self.half + noise.reshape(-1)).reshape_as(noise)
+        seen = noise if self.seen is None else noise[:, self.seen]
+        whitened = self.conditional.half_covariance(self.half + seen.reshape(-1)).reshape_as(seen)
+        if self.seen is not None:
+            whitened = (noise / self.prior.sqrt().unsqueeze(-1)).index_copy(1, self.seen, whitened)
         return self.covariance.unmix(whitened * self.root)
+
+
+def _seen(gram: DenseGram | LevelGram, covariance: Covariance, prior: Tensor, noise: float) -> Tensor | None:
+    """
+    The functions whose weights the data see, `(M',)`; None for all of them. A smooth kernel gives functions that vary
+    fast next to no variance: their weights keep their prior, and the matrix that is factorised is that of the others.
+    """
+    if isinstance(gram, LevelGram) or covariance.mixing is not None:
+        return None
+    information = gram.diagonal() * covariance.variances / noise
+    seen = (information > UNSEEN * prior.unsqueeze(-1)).any(0)
+    return None if bool(seen.all()) else seen.nonzero().squeeze(-1)
 
 
 class GibbsSampler:

@@ -69,6 +69,32 @@ def test_evidence_differs_from_the_dense_log_density_by_a_constant(dense):
     np.testing.assert_allclose(differences, differences[0], rtol=1e-9)
 
 
+@pytest.mark.parametrize("variances, num_seen", [([1.0, 1e-3, 1e-14, 1e-3, 0.0], 3), ([1e-14, 0.0, 0.0, 0.0, 0.0], 0)])
+def test_weights_that_the_data_do_not_see_keep_their_prior(variances, num_seen):
+    rank, size, num, noise = 2, 5, 20, 0.4
+    rows, y = torch.randn(num, rank * size, dtype=torch.float64), torch.randn(num, dtype=torch.float64)
+    gram, rhs = DenseGram((rows.mT @ rows).reshape(rank, size, rank, size)), (y @ rows).reshape(rank, size)
+    covariance = Covariance(torch.tensor(variances, dtype=torch.float64))
+    prior = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    conditional = FactorConditional(gram, rhs, covariance, prior, noise)
+    assert conditional.seen is not None and len(conditional.seen) == num_seen
+
+    root = (covariance.variances / prior.unsqueeze(-1)).sqrt().flatten()
+    whitened = rows * root  # the design of weights of variance one
+    precision = whitened.mT @ whitened / noise + torch.eye(rank * size, dtype=torch.float64)
+    half = torch.linalg.solve(precision, whitened.mT @ y / noise)
+    evidence = (whitened.mT @ y / noise) @ half / 2 - torch.linalg.slogdet(precision).logabsdet / 2
+    assert conditional.log_evidence == pytest.approx(float(evidence), rel=1e-7, abs=1e-7)
+
+    mean = conditional.draw(torch.zeros(rank, size, dtype=torch.float64)).flatten()
+    torch.testing.assert_close(mean, root * half, rtol=1e-6, atol=1e-8)
+    unit = torch.eye(rank * size, dtype=torch.float64).reshape(-1, rank, size)
+    drawn = torch.stack([conditional.draw(e).flatten() - mean for e in unit], dim=-1)
+    drawn = drawn[root > 0] / root[root > 0].unsqueeze(-1)
+    expected = torch.linalg.inv(precision)[root > 0][:, root > 0]
+    torch.testing.assert_close(drawn @ drawn.mT, expected, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("lower, upper", [(0.0, math.inf), (0.4, math.inf), (0.2, 0.5)])
 def test_truncated_inverse_gamma(lower, upper):
     rng = np.random.default_rng(0)
