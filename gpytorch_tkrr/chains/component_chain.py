@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..bases.covariance import Covariance
 from ..cp.start import near_constant
-from ..sampling.plan import NUM_SCORED, has_settled
+from ..sampling.plan import NUM_SCORED, WATCHED_WINDOW, WINDOW, has_settled
 from ..sampling.priors import GibbsState
 from .chain import Chain
 from .problem import GibbsProblem
@@ -20,13 +20,16 @@ from .problem import GibbsProblem
 #: where the rank is given, and where it is found.
 DEAD, IDLE = 0.01, 1.0
 
+#: Numbers of functions are adapted once more so many sweeps after many more rows have come: these may show more.
+SETTLING = 5
+
 
 class ComponentChain(Chain):
     """
     A chain of :class:`~gpytorch_tkrr.sampling.sampler.GibbsSampler`.
 
     During the warm-up it visits few rows first, drops components that do nothing, adapts the numbers of functions,
-    starts again where all components have died, and ends a stage early where the noise has stopped falling.
+    starts again where all components have died, and ends a stage early where its rows have nothing more to tell.
 
     :param problem: What it samples.
     :param number: Its number.
@@ -42,7 +45,7 @@ class ComponentChain(Chain):
     def __init__(self, problem: GibbsProblem, number: int, resume: dict[str, Any] | None = None):
         super().__init__(problem, number, resume)
         self.ends = list(problem.plan.ends)
-        self.log_noise: list[float] = []  # after each sweep of the present stage
+        self.log_noise: list[float] = []  # after each sweep of the present stage, its own or that other rows show
 
     def begin(self) -> None:
         self.current = self._first_state()
@@ -95,7 +98,7 @@ class ComponentChain(Chain):
     def _sweep(self) -> None:
         self._end_stage_early()
         self._look()
-        problem, state, num_warmup = self.problem, self.current, self.ends[-1]
+        problem, state, num_warmup, stage = self.problem, self.current, self.ends[-1], self._stage(self.sweeps)
         adapt, progress = 0.0, 1.0
         if not self.is_warm:
             adapt, progress = min(0.5, 5 / (self.sweeps + 5)), self.sweeps / num_warmup
@@ -108,23 +111,48 @@ class ComponentChain(Chain):
             self.hyperparameters.append(problem.hyperparameters.values())
             self.energies.append(self.sampler.energies)
         else:
-            self.log_noise.append(math.log(max(problem.augmentation.noise(state.parameters), 1e-300)))
+            self.log_noise.append(self._log_noise(stage))
         if problem.held_out is not None and self.ends[0] - NUM_SCORED <= self.sweeps < self.ends[0]:
             noise = problem.augmentation.noise(state.parameters)
             self.scores.append(problem.held_out.log_densities(state.factors, noise))
 
+    def _is_watched(self, stage: int) -> bool:
+        """Whether there are rows that a stage does not see, and others later do."""
+        return self.problem.watched is not None and stage < len(self.ends) - 1
+
+    def _log_noise(self, stage: int) -> float:
+        """The logarithm of the present noise variance, or of that of rows that the stage does not see."""
+        problem, state = self.problem, self.current
+        noise = problem.augmentation.noise(state.parameters)
+        if not self._is_watched(stage):
+            return math.log(max(noise, 1e-300))
+        assert problem.watched is not None
+        own = problem.watched.log_densities(state.factors, noise)
+        return float(-2 * torch.cat(problem.training.processes.gather(own.cpu())).mean())
+
     def _end_stage_early(self) -> None:
-        """End the present stage of the warm-up where the noise has stopped falling."""
+        """
+        End the present stage of the warm-up where the noise has stopped falling: that of rows that the stage does not
+        see, which rises where components follow the noise of its few rows; the last stage takes what is left of its
+        sweeps. Where there are no such rows, or all are seen, the chain's own; then the warm-up is the shorter.
+        """
         problem, stage = self.problem, self._stage(self.sweeps)
         begin, end = self.ends[stage - 1] if stage else 0, self.ends[stage]
         if self.sweeps == begin:
             self.log_noise = []
-        is_free = not problem.plan.is_fixed and "noise" in problem.augmentation.free
-        is_free = is_free and self.sweeps >= problem.augmentation.warmup_part * self.ends[-1]
-        if is_free and begin + (end - begin) // 2 < self.sweeps < end and has_settled(self.log_noise):
+        is_watched = self._is_watched(stage)
+        if is_watched:
+            has_died = problem.have_died(self.last, self.current.parameters)  # then it first starts again
+            window, is_time = WATCHED_WINDOW, self.sweeps > begin + (end - begin) // (2 if has_died else 4)
+        else:
+            is_free = not problem.plan.is_fixed and "noise" in problem.augmentation.free
+            is_free = is_free and self.sweeps >= problem.augmentation.warmup_part * self.ends[-1]
+            window, is_time = WINDOW, is_free and self.sweeps > begin + (end - begin) // 2
+        if is_time and self.sweeps < end and has_settled(self.log_noise, window):
             left = NUM_SCORED if stage == 0 and problem.held_out is not None else 0
             early = max(end - self.sweeps - left, 0)
-            self.ends = self.ends[:stage] + [later - early for later in self.ends[stage:]]
+            last = self.ends[-1] - (0 if is_watched else early)
+            self.ends = [*self.ends[:stage], *(later - early for later in self.ends[stage:-1]), last]
             self.log_noise = []
 
     def _look(self) -> None:
@@ -134,18 +162,20 @@ class ComponentChain(Chain):
         if 0 < self.sweeps in (*looks, *self.ends):
             if self.sweeps == first // 2 < first and self.problem.have_died(self.last, self.current.parameters):
                 self.current = self.problem.first_state(self.rng, self.problem.plan.rank, self._near_constant)
+                self.log_noise = []
             else:
                 self._drop_dead()
             self._sample_stage(self._stage(self.sweeps))
             self.peak = torch.zeros_like(self.current.precisions)
-        if model.adapts_num_basis and 0 < self.sweeps in (first // 4, first // 2):
+        settled = () if self.problem.watched is None else (end + SETTLING for end in self.ends[:-1])
+        if model.adapts_num_basis and 0 < self.sweeps in (first // 4, first // 2, *settled):
             self.problem.adapt_functions()
             self.current.factors = self.problem.resized(self.current.factors)
             self._sample_stage(self._stage(self.sweeps))
 
     def _drop_dead(self) -> None:
         """Drop components whose values at all rows together are far below the noise of one; keep at least one."""
-        num_rows = self.sampler.design.data.summary.num_rows
+        num_rows = self.problem.training.summary.num_rows
         limit = IDLE if self.problem.model.adapts_rank else DEAD
         alive = self.peak * num_rows > limit * self.problem.augmentation.noise(self.current.parameters)
         self.sampler.prior.keep(self.current, alive, self.peak)

@@ -24,7 +24,7 @@ from ..model.draws import DrawsPosterior
 from ..model.likelihoods.augmented import Parameters
 from ..model.warp import InputWarp
 from ..sampling.hyperparameters import Hyperparameters
-from ..sampling.plan import MANY_INPUTS, Plan, affordable_functions
+from ..sampling.plan import MANY_INPUTS, NUM_WATCHED, Plan, affordable_functions
 from ..sampling.priors import GibbsState, WeightPrior
 from ..sampling.product_measure import ProductMeasure
 from ..sampling.sampler import FIRST_STEP, GibbsSampler
@@ -77,6 +77,7 @@ class GibbsProblem:
 
     plan: Plan
     held_out: Design | None = None  # rows by which chains are weighed
+    watched: Design | None = None  # rows of the last stage alone, by which a single chain ends the stages before it
     most_components: int | None = None  # that a chain starts with, where many overfit
     screening: Screening | None = None  # what the rows show, found once for all chains
     joint: Hyperparameters | None = None  # of kernel and likelihood, for chains in the limit of many components
@@ -186,6 +187,8 @@ class GibbsProblem:
             self.designs = [*(all_rows.thinned(num, self.row_key) for num in rows[:-1]), all_rows]
             if self.plan.num_held_out:
                 self.held_out = all_rows.thinned(self.plan.num_held_out, self.row_key, skip=rows[0])
+            elif self.can_score and len(rows) > 1:
+                self.watched = all_rows.thinned(NUM_WATCHED, self.row_key, skip=rows[-2])
         return self.plan
 
     @property
@@ -233,8 +236,9 @@ class GibbsProblem:
         """
         self.model.resize(num_basis=num_basis)
         self.separable = self.model.separate()
-        for design in (*self.designs, *([] if self.held_out is None else [self.held_out])):
-            design.set_bases(self._bases())
+        for design in (*self.designs, self.held_out, self.watched):
+            if design is not None:
+                design.set_bases(self._bases())
         self.designs[-1].marginals()
 
     def adapt_functions(self) -> None:

@@ -1,7 +1,8 @@
 r"""What a Gibbs fit does where it is told nothing: how many chains and components, which rows first, how many sweeps.
 
 Chains start on few rows. A sweep is cheap there, and the data leave room: components that are wrong move, where all
-rows would hold them. Then come more rows, then all. A stage of the warm-up ends when the noise has stopped falling.
+rows would hold them. Then come more rows, then all. A stage of the warm-up ends when the noise has stopped falling; a
+stage of few rows when that of others has, since with more sweeps components would only follow the noise of these few.
 
 A posterior of CP weights has many modes. Where rows are few, chains are cheap and each explains the rows in its own
 way, so there are several; where rows are many one chain takes all the time there is.
@@ -46,6 +47,9 @@ HELD_OUT, MAX_HELD_OUT = 0.15, 1000
 #: Sweeps at the end of the first stage whose predictions are scored.
 NUM_SCORED = 10
 
+#: Rows of the last stage alone, by which a single chain sees that it has learnt what the rows of a stage can tell.
+NUM_WATCHED = 2000
+
 #: Draws of each chain where there are one or two, and where there are more.
 MANY_DRAWS, FEW_DRAWS = 40, 30
 
@@ -60,8 +64,9 @@ MANY_ROWS = 1000
 MIN_RACE_HELD_OUT = 30
 
 #: A stage is over when the logarithm of the noise variance, averaged over so many sweeps, has fallen by less than this
-#: since the average before.
-WINDOW, MIN_FALL = 10, 0.02
+#: since the average before. The noise that rows show which the stage does not see is averaged over fewer: where it no
+#: longer falls, more sweeps do harm.
+WINDOW, WATCHED_WINDOW, MIN_FALL = 10, 5, 0.02
 
 
 @dataclass(frozen=True)
@@ -176,13 +181,14 @@ def _stage_rows(num_rows: int) -> tuple[int, ...]:
     return (*rows, num_rows)
 
 
-def has_settled(log_noise: Sequence[float]) -> bool:
+def has_settled(log_noise: Sequence[float], window: int = WINDOW) -> bool:
     """
     Whether the noise has stopped falling.
 
-    :param log_noise: Logarithm of the noise variance after each sweep of a stage.
+    :param log_noise: Logarithm of the noise variance after each sweep of a stage, up to a constant.
+    :param window: Sweeps that are averaged.
     """
-    if len(log_noise) < 2 * WINDOW:
+    if len(log_noise) < 2 * window:
         return False
-    before, last = sum(log_noise[-2 * WINDOW : -WINDOW]) / WINDOW, sum(log_noise[-WINDOW:]) / WINDOW
+    before, last = sum(log_noise[-2 * window : -window]) / window, sum(log_noise[-window:]) / window
     return before - last < MIN_FALL

@@ -11,6 +11,7 @@ import gpytorch_tkrr as tkrr
 from gpytorch_tkrr.chains import pool
 from gpytorch_tkrr.chains.chain import Chain
 from gpytorch_tkrr.chains.component_chain import ComponentChain
+from gpytorch_tkrr.chains.problem import GibbsProblem
 from gpytorch_tkrr.data.source import TensorSource
 from gpytorch_tkrr.inference import gibbs
 from gpytorch_tkrr.sampling import workers
@@ -169,6 +170,49 @@ def test_warm_up_on_few_rows_goes_on_with_all(monkeypatch):
     assert 30 < counts[0] < 70 and counts[-6:] == [400] * 6
     sd = model.train_targets.std()
     assert (model.predict(model.train_inputs[0]).mean - model.train_targets).square().mean().sqrt() < 0.3 * sd
+
+
+def test_a_stage_ends_where_other_rows_are_no_longer_predicted_better(monkeypatch, tmp_path):
+    """Components follow the noise of few rows: more sweeps on these do harm. The number of sweeps is the one given."""
+    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.FEW_ROWS", 60)
+    num_warmup, num_draws, rows, adapted, factors = 60, 4, [], [], []
+    sweep, adapt_functions = Chain.sweep, GibbsProblem.adapt_functions
+
+    def recorded(self):
+        sweep(self)
+        rows.append(self.sampler.design.data.summary.num_rows)
+
+    def recorded_functions(self):
+        adapt_functions(self)
+        adapted.append(len(rows))
+
+    monkeypatch.setattr(GibbsProblem, "adapt_functions", recorded_functions)
+    for stop in (None, 20, 45):
+        rows.clear()
+        adapted.clear()
+
+        def stopped(self, stop=stop):
+            if len(rows) == stop:
+                raise KeyboardInterrupt
+            recorded(self)
+
+        model = make_model(600, rank=6, noise=1.0, num_basis=None)
+        fit = {"num_warmup": num_warmup, "num_draws": num_draws, "seed": 0}
+        fit["checkpoint"] = tkrr.Checkpoint(tmp_path / f"{stop}.pt", seconds=0)
+        monkeypatch.setattr(Chain, "sweep", stopped)
+        if stop is not None:
+            with pytest.raises(KeyboardInterrupt):
+                tkrr.fit_gibbs(model, **fit)
+            monkeypatch.setattr(Chain, "sweep", recorded)
+            model = make_model(600, rank=6, noise=1.0, num_basis=None)
+        tkrr.fit_gibbs(model, **fit)
+        factors.append(model.posterior.factors)
+        assert len(rows) == num_warmup + num_draws
+        first, later = rows.count(rows[0]), rows.count(600)
+        assert num_warmup // 8 < first < 48 and later > 6 + num_draws  # of 48, 6 and 6 sweeps at most, in each stage
+        assert adapted[-1] > rows.index(600)  # all rows may show more
+    for other in factors[1:]:
+        assert all(torch.equal(left, right) for left, right in zip(factors[0], other, strict=True))
 
 
 def test_few_rows_are_the_same_for_all_batches_and_a_resumed_fit_is_the_same(monkeypatch, tmp_path):
