@@ -128,7 +128,6 @@ class GibbsSampler:
     :param grids: Points of each mode, over the data's range, where its prior variance must be represented.
     :param rng: Source of random numbers.
     :param rank: R that the prior was set up for, also after dead components have been dropped.
-    :param num_moves: Metropolis steps per visit of a mode.
     :param weights: The format of the weights, by default :class:`CP`.
     :param empty: What f is drawn to where there are no rows; None for nothing.
     """
@@ -144,7 +143,6 @@ class GibbsSampler:
         rng: np.random.Generator,
         *,
         rank: int,
-        num_moves: int = 2,
         weights: WeightFormat | None = None,
         empty: ProductMeasure | None = None,
     ):
@@ -152,12 +150,7 @@ class GibbsSampler:
         sizes = [mode.num_functions for mode in separable.modes]
         self.prior = WeightPrior.of_kind[form.kind].of(form, sizes)
         self.design, self.separable, self.hyperparameters = design, separable, hyperparameters
-        self.outputscale_unit, self.augmentation, self.rng, self.num_moves = (
-            outputscale_unit,
-            augmentation,
-            rng,
-            num_moves,
-        )
+        self.outputscale_unit, self.augmentation, self.rng = outputscale_unit, augmentation, rng
         self.grids, self.empty = list(grids), empty
         self.mode_grids = [ModeGrid(mode, grid) for mode, grid in zip(separable.modes, grids, strict=True)]
         self.num_dims = len(separable.modes)
@@ -238,7 +231,10 @@ class GibbsSampler:
     def _moved(
         self, state: GibbsState, d: int, gram: DenseGram | LevelGram, rhs: Tensor, adapt: float, move_scale: bool
     ) -> FactorConditional:
-        """Metropolis steps on the evidence of mode d; returns the conditional at the final hyperparameters."""
+        """
+        Metropolis steps on the evidence of mode d, one for its own hyperparameters and one for one that it shares;
+        returns the conditional at the final ones.
+        """
         hyper, noise_variance = self.hyperparameters, self.augmentation.noise(state.parameters)
 
         def conditional() -> FactorConditional:
@@ -253,14 +249,10 @@ class GibbsSampler:
         own, shared = hyper.own[d], hyper.shared[d]
         if not move_scale:
             shared = [i for i in shared if i in hyper.variance_users[d]]
-        blocks = [own] * self.num_moves if own else []
-        blocks += [shared] if shared else []
-        for turn, block in enumerate(blocks):
-            # All coordinates of a block at once, or a single one with a longer step.
-            single = len(block) > 1 and turn % 2 == 1
-            index = [block[int(self.rng.integers(len(block)))]] if single else block
+        one = [shared[int(self.rng.integers(len(shared)))]] if shared else []  # one of them at each visit
+        for index in filter(None, (own, one)):
             before, kept = hyper.get(index), (list(self.covariances), self.prior_factor)
-            width = state.steps[index].exp() * (2.0 if single else 1.0 / math.sqrt(len(index)))
+            width = state.steps[index].exp() / math.sqrt(len(index))
             noise = torch.from_numpy(self.rng.standard_normal(len(index)))
             threshold = math.log(self.rng.random())
             old, change = log_target(index, current), -math.inf
