@@ -167,8 +167,8 @@ class ComponentChain(Chain):
                 self._drop_dead()
             self._sample_stage(self._stage(self.sweeps))
             self.peak = torch.zeros_like(self.current.precisions)
-        settled = () if self.problem.watched is None else (end + SETTLING for end in self.ends[:-1])
-        if model.adapts_num_basis and 0 < self.sweeps in (first // 4, first // 2, *settled):
+        settled = [] if self.problem.watched is None else [end + SETTLING for end in self.ends[:-1]]
+        if not self.is_warm and model.adapts_num_basis and 0 < self.sweeps in (first // 4, first // 2, *settled):
             self.problem.adapt_functions()
             self.current.factors = self.problem.resized(self.current.factors)
             self._sample_stage(self._stage(self.sweeps))

@@ -98,7 +98,8 @@ def _try_lengthscales(problem: GibbsProblem) -> dict[int, list[Trial]]:
     model, hyper, most = problem.model, problem.hyperparameters, problem.most_functions()
     design = problem.designs[-1].thinned(min(NUM_ROWS, problem.training.summary.num_rows), problem.row_key)
     x, y, weight = design.rows()
-    y, root = y - (weight * y).sum() / weight.sum(), weight.sqrt()
+    y = y - (weight * y).sum() / weight.sum()
+    root = (weight if problem.num_dims == 1 else _of_other_inputs(weight)).sqrt()
     seen = most
     if model.limits_num_basis and problem.num_dims <= FEW_INPUTS:
         assert model.max_num_basis is not None
@@ -125,6 +126,16 @@ def _try_lengthscales(problem: GibbsProblem) -> dict[int, list[Trial]]:
             tried[d].append(Trial(hyper.get(slots), value, evidence.share, num_needed, is_affordable))
         hyper.set(slots, first)
     return tried
+
+
+def _of_other_inputs(weight: Tensor) -> Tensor:
+    """
+    Row weights where what other inputs explain counts as noise too: that is the same for all rows, however large their
+    weights. It is taken to be half of the noise of a row of average weight.
+
+    :param weight: Those of the noise alone, `(n,)`.
+    """
+    return 2 * weight / (weight + weight.mean())
 
 
 class Evidence(NamedTuple):

@@ -115,6 +115,12 @@ class LevelTable(MomentTable):
         weighted = (flat.mT.unsqueeze(-1) * values).mT  # (Q, M, L)
         return (weighted @ values).reshape(*sums.shape[1:], self.num_functions, self.num_functions)
 
+    def gram_weights(self, variances: Tensor) -> Tensor:
+        at_levels = torch.ones(self.num_moments, self.num_functions, dtype=torch.float64, device=variances.device)
+        at_levels[:, self.levels] = torch.eye(self.num_moments, dtype=torch.float64, device=variances.device)
+        at_levels[:, self.others] = self.values.to(variances).square()
+        return self.num_moments * (at_levels @ variances).square()  # G is a sum of one matrix of rank one for each
+
     def structured(self, sums: Tensor) -> LevelGram:
         return LevelGram(self, sums)
 

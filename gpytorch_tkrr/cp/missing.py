@@ -62,6 +62,10 @@ class MissingTable(MomentTable):
         products = self.mean.to(sums).unsqueeze(-1) * self.mean.to(sums)  # (M, M)
         return self.observed.gram(sums[:-1]) + sums[-1].unsqueeze(-1).unsqueeze(-1) * products
 
+    def gram_weights(self, variances: Tensor) -> Tensor:
+        of_missing = (variances * self.mean.to(variances).square()).sum().square()  # that of m m^T
+        return 2 * torch.cat([self.observed.gram_weights(variances), of_missing.reshape(1)])
+
 
 def moment_table(basis: Basis, *, has_missing: bool) -> MomentTable:
     """

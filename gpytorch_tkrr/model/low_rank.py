@@ -517,6 +517,11 @@ class LowRankModel(GP):
         :param y: Targets `(n,)`.
         """
         (x,), y = self._checked_rows(self.as_inputs(x), y)
+        if self.train_inputs is None and self.is_fitted:
+            raise InputError(
+                "The model holds no training rows to add to: it was fitted to those of a source. Fit it with data= to "
+                "a source that has the old rows and the new ones."
+            )
         if self.train_inputs is not None and self.train_targets is not None:
             if x.shape[-1] != self.train_inputs[0].shape[-1]:
                 raise InputError(

@@ -50,6 +50,24 @@ def test_evidence_is_that_of_dense_algebra():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("spread", [1.0, 2.0])
+def test_rows_of_large_weight_are_not_followed(spread):
+    """What the other inputs explain is not smaller there."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(1000, 3, dtype=torch.float64, generator=generator)
+    weight = 10.0 ** (spread * (2 * torch.rand(1000, dtype=torch.float64, generator=generator) - 1))
+    noise = 0.1 * torch.randn(1000, dtype=torch.float64, generator=generator) / weight.sqrt()
+    y = torch.sin(6 * x[:, 0]) * x[:, 1] + x[:, 2] ** 2 + noise
+    model = tkrr.TKRR(None, None, gpytorch.likelihoods.GaussianLikelihood())
+    training = model.training_data([(x, y, weight)], as_processes(None), memory=1 << 30)
+    model.prepare(training)
+    problem = GibbsProblem(model, training, None, 1 << 30, np.random.SeedSequence(0).entropy)
+    before = problem.start.clone()
+    shorten_lengthscales(problem)
+    assert not problem.too_fast and torch.equal(before, problem.start)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(("speed", "halvings"), [(3.0, 0), (40.0, 2)])
 def test_the_start_is_shortened_where_an_input_hides_and_only_there(speed, halvings):
     problem = make_problem(*make_rows(speed))

@@ -29,6 +29,7 @@ from gpytorch_tkrr import (
 from gpytorch_tkrr.features.represented import MAX_MISSING, ModeGrid
 from gpytorch_tkrr.features.separable import separate
 from gpytorch_tkrr.inference.gibbs import _set_centre
+from gpytorch_tkrr.model.likelihoods.registry import observe
 from gpytorch_tkrr.sampling.hyperparameters import Hyperparameters
 
 SHORT = {"num_draws": 20, "num_warmup": 20, "seed": 0}
@@ -98,6 +99,28 @@ def test_same_seed_same_draws_and_more_draws_continue_the_chain():
         mine, other = (m.posterior.factors[0][m.posterior.chains == number] for m in (first, second))
         torch.testing.assert_close(mine[:21], other[:21], rtol=0, atol=0)
         torch.testing.assert_close(mine[21:], other[21:], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("fit", [fit_gibbs, fit_als])
+def test_new_rows_do_not_replace_those_of_a_source(fit):
+    x, y = _data(60)
+    model = TKRR(None, None, GaussianLikelihood().double(), rank=2, num_basis=5)
+    settings = {"num_draws": 4, "num_warmup": 4} if fit is fit_gibbs else {"max_sweeps": 2}
+    fit(model, data=[(x, y)], seed=0, **settings)
+    before = model.posterior
+    with pytest.raises(InputError, match=r"no training rows to add to.*old rows and the new ones"):
+        fit(model, new_rows=(x[:5], y[:5]), seed=0, **settings)
+    assert model.posterior is before and not model.is_stale and model.train_inputs is None
+
+
+@pytest.mark.parametrize("low", [1e-4, 1e-3])
+def test_a_noise_at_its_bound_is_set_whatever_rounding_does(low):
+    likelihood = GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(low))
+    observation = observe(likelihood)
+    for noise in (low * (1 - 1e-9), low, low * (1 + 1e-12)):
+        observation.set_parameters({"noise": torch.full((5,), noise, dtype=torch.float64)})
+        assert float(likelihood.noise.detach()) == pytest.approx(low, rel=1e-4)
+        assert torch.isfinite(likelihood.noise_covar.raw_noise).all()
 
 
 def test_draws_of_other_data_means_or_sizes_are_not_continued():
@@ -279,7 +302,9 @@ def test_robustness(case):
     elif case == "one row":
         x, y = x[:1], y[:1]
     model = _model(x, y, rank=rank, num_basis=4)
-    fit_gibbs(model, num_draws=4, num_warmup=4, seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # of 58 inputs, so few sweeps may find none
+        fit_gibbs(model, num_draws=4, num_warmup=4, seed=0)
     prediction = model.likelihood(model.eval()(x))
     assert torch.isfinite(prediction.mean).all() and torch.isfinite(prediction.variance).all()
 

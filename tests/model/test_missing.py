@@ -87,7 +87,20 @@ def test_sums_over_rows_with_missing_values():
         expected = torch.einsum("ni,nj,rn,sn->rsij", features, features, p, p)
         torch.testing.assert_close(table.gram(sums), expected)
         torch.testing.assert_close(table.structured(sums).dense(), expected.permute(0, 2, 1, 3))
+        variances, errors = torch.rand(inner.num_functions).double(), torch.randn(table.num_moments, 50).double()
+        norms = (table.gram(errors) * (variances.unsqueeze(-1) * variances).sqrt()).square().sum((-2, -1))
+        assert (norms <= table.gram_weights(variances) @ errors.square()).all()
     assert isinstance(moment_table(SineBasis(0.0, 1.0, 3), has_missing=True), MomentTable)
+
+
+def test_single_precision_is_asked_for_many_rows(monkeypatch):
+    """Whether sums may be made in single precision depends on the table of a column, also where values are missing."""
+    monkeypatch.setattr("gpytorch_tkrr.cp.rounding.MIN_ROWS", 50)
+    monkeypatch.setattr("gpytorch_tkrr.cp.rounding.MIN_RANK", 2)
+    x, y = _data()
+    model = tkrr.TKRR(x, y, gaussian(0.05), rank=3, categorical=[2], missing="integrate")
+    tkrr.fit_gibbs(model, num_warmup=4, num_draws=4, seed=0)
+    assert torch.isfinite(model.predict(x).mean).all()
 
 
 def test_streams_weights_and_state():

@@ -215,6 +215,24 @@ def test_a_stage_ends_where_other_rows_are_no_longer_predicted_better(monkeypatc
         assert all(torch.equal(left, right) for left, right in zip(factors[0], other, strict=True))
 
 
+@pytest.mark.parametrize("num_warmup", [1, 2, 10, 25])
+def test_functions_stay_the_same_once_draws_are_made(monkeypatch, num_warmup):
+    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.FEW_ROWS", 60)
+    counts, adapt_functions = [], GibbsProblem.adapt_functions
+
+    def recorded(self):
+        adapt_functions(self)
+        self.resize([num + len(counts) + 1 for num in self.model.num_basis])  # others at each look
+        counts.append(self.model.num_basis)
+
+    monkeypatch.setattr(GibbsProblem, "adapt_functions", recorded)
+    model = make_model(600, rank=3, num_basis=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tkrr.ConvergenceWarning)
+        tkrr.fit_gibbs(model, num_warmup=num_warmup, num_draws=12, seed=0)
+    assert model.num_basis == (counts[-1] if counts else model.num_basis) and model.posterior.num_draws == 12
+
+
 def test_few_rows_are_the_same_for_all_batches_and_a_resumed_fit_is_the_same(monkeypatch, tmp_path):
     monkeypatch.setattr("gpytorch_tkrr.sampling.plan.FEW_ROWS", 50)
     sweep, factors = Chain.sweep, []

@@ -13,7 +13,7 @@ from ...data.source import Working, residuals
 from ...errors import InputError
 from .augmented import Augmentation, Parameters
 from .base import Observation, Rows, per_row
-from .noise import NoiseModel, noise_module
+from .noise import NoiseModel, noise_module, within_bounds
 from .registry import register
 
 #: The lower bound of the noise that GPyTorch sets where the user sets none. It is worth a warning if it is more than
@@ -56,7 +56,8 @@ class GaussianObservation(Observation):
 
     def set_parameters(self, draws: Parameters) -> None:
         if "noise" in draws:
-            self.likelihood.initialize(noise=draws["noise"].mean())
+            constraint = noise_module(self.likelihood).raw_noise_constraint
+            self.likelihood.initialize(noise=within_bounds(draws["noise"].mean(), constraint))
 
     def own_noise(self, parameters: Parameters, rows: Rows) -> Tensor:
         """

@@ -9,10 +9,15 @@ from typing import Any
 import numpy as np
 import scipy.special
 import torch
+from gpytorch.constraints import Interval
 from gpytorch.likelihoods import Likelihood
+from torch import Tensor
 
 #: Shape and scale of the default inverse-Gamma prior of the noise variance, in units of the targets' variance.
 NOISE_SHAPE, NOISE_SCALE = 1.0, 5e-3
+
+#: A variance is no closer to a bound than this, relative to it: what single precision can tell apart.
+ROUNDING = 1e-6
 
 #: Width of the first interval of a slice, and how many of them it may have.
 SLICE_WIDTH, MAX_STEPS_OUT = 1.0, 20
@@ -25,6 +30,17 @@ def noise_module(likelihood: Likelihood) -> Any:
     :param likelihood: A likelihood with one noise variance.
     """
     return getattr(likelihood, "noise_covar", likelihood)
+
+
+def within_bounds(noise: Tensor, constraint: Interval) -> Tensor:
+    """
+    The mean of draws at a bound is beyond it by rounding, and a value at the bound itself has no raw parameter.
+
+    :param noise: Variances.
+    :param constraint: Theirs.
+    """
+    low, high = float(constraint.lower_bound.min()), float(constraint.upper_bound.max())
+    return noise.clamp(low * (1 + ROUNDING), high * (1 - ROUNDING))
 
 
 class NoiseModel:

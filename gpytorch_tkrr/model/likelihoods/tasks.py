@@ -21,7 +21,7 @@ from ...errors import InputError
 from .augmented import Augmentation, Parameters, SumRows
 from .base import Rows
 from .gaussian import GaussianObservation
-from .noise import NOISE_SCALE, NOISE_SHAPE, truncated_inverse_gamma
+from .noise import NOISE_SCALE, NOISE_SHAPE, truncated_inverse_gamma, within_bounds
 from .registry import register
 
 
@@ -75,7 +75,7 @@ class TaskObservation(GaussianObservation):
 
         :param noises: `(T,)`.
         """
-        parameter = self.likelihood.noise
+        parameter, noises = self.likelihood.noise, within_bounds(noises, self.raw_noises[1])
         self.likelihood.initialize(noise=noises.to(parameter).reshape(parameter.shape))
 
     def set_parameters(self, draws: Parameters) -> None:
