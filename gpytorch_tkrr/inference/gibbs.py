@@ -336,6 +336,9 @@ def _verdict(
     concern = problem.augmentation.concern(posterior.parameters)
     if concern is not None:
         concerns.append((ConstraintWarning, concern))
+    concern = problem.augmentation.slowness(posterior.parameters, problem.training.summary.mean)
+    if concern is not None:
+        concerns.append((ConvergenceWarning, concern))
     for d, needed in problem.too_fast.items():
         concern = (
             f"Input {d} acts so fast that about {needed} functions are needed to follow it; the fit takes at most "

@@ -208,6 +208,9 @@ class MultioutputTKRR(TKRR):
         x = self._long(self._inputs(x))
         return self._in_units(x, super().draws(x).double(), {})[0].to(x.dtype)
 
+    def _distinct_rows(self, x: Tensor) -> Tensor:
+        return x[..., 0, :]
+
     def extrapolates(self, x: Any) -> Tensor:
         x = self.as_inputs(x)
         return super().extrapolates(x if x.shape[-1] == self.num_dims else self._long(self._inputs(x)))

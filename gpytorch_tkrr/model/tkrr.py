@@ -277,7 +277,8 @@ class TKRR(LowRankModel):
         x = self._checked_inputs(x)
         posterior, known = self._known_posterior(), self.observed_rows(x, **rows)
         if self.training_range is not None:
-            self.training_range.warn(x, "the data say nothing there; see `extrapolates` of the prediction.")
+            action = "the data say nothing there; see `extrapolates` of the prediction."
+            self.training_range.warn(self._distinct_rows(x), action)
 
         held = self.held
 
@@ -311,6 +312,10 @@ class TKRR(LowRankModel):
     def _in_units(self, x: Tensor, f: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Values of f and what is known of the rows, in the units of the user."""
         return f, rows
+
+    def _distinct_rows(self, x: Tensor) -> Tensor:
+        """The rows that the user has given, `(..., D)`, of those that f is asked at."""
+        return x
 
     def extrapolates(self, x: Any) -> Tensor:
         """

@@ -98,7 +98,7 @@ def test_calls_agree():
         torch.testing.assert_close(noise, model.posterior.noise.mean(0))
         assert ((prediction.mean - f) / SCALES).square().mean().sqrt() < 0.1
         assert ((noise.sqrt() / SCALES - 0.1).abs() < 0.04).all()
-    with pytest.warns(tkrr.ExtrapolationWarning):
+    with pytest.warns(tkrr.ExtrapolationWarning, match="2 of 2 rows"):
         assert model.predict(x[:2] + 3).extrapolates.all()
 
 

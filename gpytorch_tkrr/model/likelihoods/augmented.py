@@ -138,6 +138,15 @@ class Augmentation(ABC):
         """
         return None
 
+    def slowness(self, draws: Parameters, mean: float) -> str | None:
+        """
+        Why chains may not have come far enough, or None.
+
+        :param draws: In the units of the targets, each `(S, ...)`.
+        :param mean: Of the targets.
+        """
+        return None
+
 
 class SecondFunction(ABC):
     """

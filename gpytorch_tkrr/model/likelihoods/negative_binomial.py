@@ -35,6 +35,11 @@ from .registry import refuse, register
 #: than 1. There the variance of an average row is 5 % above that of a Poisson distribution; above, chains move slowly.
 BOUNDS, MAX_RATIO = (1e-2, 1e5), 20.0
 
+#: Chains move the more slowly the larger the counts are beside the dispersion: in about half as many sweeps as one is
+#: times the other. So the dispersion is held above the mean count over this until so much of the warm-up is over, and f
+#: is at its level; and predictions are not to be trusted where the ratio has become much larger.
+HELD_RATIO, HELD_PART, SLOW_RATIO = 30.0, 0.5, 100.0
+
 #: The dispersion is drawn from so many candidates at once, with a distance of their logarithms between these.
 NUM_CANDIDATES, STEPS = 9, (0.03, 1.0)
 
@@ -288,8 +293,14 @@ class NegativeBinomialAugmentation(Augmentation):
             return torch.cat([sums, torch.stack([batch.y.sum(), torch.ones_like(batch.y).sum()])])
 
         *log_likelihood, total, count = sum_rows(log_densities, NUM_CANDIDATES + 2).tolist()
-        upper = min(self.upper, max(MAX_RATIO * total / count, 1.0)) if self.is_bounded_by_counts else self.upper
-        allowed = (candidates >= self.lower) & (candidates <= upper)
+        lower, upper = self.lower, self.upper
+        if self.is_bounded_by_counts:
+            upper = min(upper, max(MAX_RATIO * total / count, 1.0))
+            if progress < HELD_PART:
+                lower = min(max(lower, total / count / HELD_RATIO), upper)
+        if parameters["dispersion"] < lower:
+            return {"dispersion": torch.tensor(lower, dtype=torch.float64)}
+        allowed = (candidates >= lower) & (candidates <= upper)
         # The density of log r, the coordinate in which candidates are spread evenly.
         log_target = torch.tensor(log_likelihood, dtype=torch.float64) + self.log_prior(candidates) + candidates.log()
         p = torch.softmax(torch.where(allowed, log_target, -math.inf), 0)
@@ -306,6 +317,16 @@ class NegativeBinomialAugmentation(Augmentation):
             return (batch.y - r) / (2 * omega) - psi, omega if batch.weight is None else omega / batch.weight
 
         return latent
+
+    def slowness(self, draws: Parameters, mean: float) -> str | None:
+        ratio = mean / float(draws["dispersion"].mean())
+        if ratio <= SLOW_RATIO:
+            return None
+        return (
+            f"The mean count is {mean:.3g}, {ratio:.3g} times the dispersion. Above {SLOW_RATIO:g} times the chain "
+            "hardly moves, and predictions may be far off. Model the logarithm of counts as large as these, with a "
+            "GaussianLikelihood or a HeteroskedasticLikelihood."
+        )
 
     def _log_mean(self, batch: Batch, f: Tensor) -> Tensor:
         return f + self.offset if batch.weight is None else f + self.offset + batch.weight.log()

@@ -230,6 +230,30 @@ def test_poisson_counts_lead_to_a_large_dispersion():
         assert float(dispersion.min()) > 15 and bound / 4 < float(dispersion.max()) <= bound
 
 
+@pytest.mark.parametrize("size", [300.0, 1e4, 1e6])
+def test_large_counts_are_found_from_the_start(size):
+    """A chain whose dispersion falls before f has come to its level stays far away from it."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(100, 2, generator=generator, dtype=torch.float64)
+    y = torch.poisson(size * torch.exp(2 * x[:, 0]), generator=generator)
+    model = tkrr.TKRR(x, y, tkrr.NegativeBinomialLikelihood(), rank=4)
+    tkrr.fit_gibbs(model, num_warmup=60, num_draws=20, seed=0)
+    inside = torch.linspace(0.1, 0.9, 30, dtype=torch.float64).unsqueeze(-1).expand(30, 2)
+    ratio = model.predict(inside).mean / (size * torch.exp(2 * inside[:, 0]))
+    assert (ratio.log().abs() < max(0.05, 1 / size**0.5)).all()
+    assert model.likelihood.dispersion.detach() > min(size, 1e4)
+
+
+def test_counts_that_are_too_large_for_their_dispersion_are_announced():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(60, 1, generator=generator, dtype=torch.float64)
+    spread = torch.randn(60, generator=generator, dtype=torch.float64)
+    y = torch.poisson(1e4 * torch.exp(x[:, 0] + spread), generator=generator)
+    model = tkrr.TKRR(x, y, tkrr.NegativeBinomialLikelihood(), rank=1)
+    with pytest.warns(tkrr.ConvergenceWarning, match=r"mean count is .* times the dispersion.*the logarithm"):
+        tkrr.fit_gibbs(model, num_warmup=20, num_draws=5, seed=0)
+
+
 def test_draws_do_not_depend_on_batches_or_memory():
     x, y, exposure, _ = counts(150)
     whole = fit((x, y, exposure)).posterior
