@@ -77,10 +77,6 @@ class RowGroups(ABC):
     def _rows_of(self, blocks: slice) -> slice:
         return slice(blocks.start * self.length, blocks.stop * self.length)
 
-    def _blocks(self, rows: Tensor) -> Tensor:
-        """`(A, n)` as `(blocks, A, length)`."""
-        return rows.reshape(rows.shape[0], -1, self.length).transpose(0, 1)
-
     @abstractmethod
     def sum_products(self, p: Tensor, t: Tensor, weight: Tensor | None = None) -> Tensor:
         r"""
@@ -207,7 +203,8 @@ class Cells(RowGroups):
         total = self.nodes.new_zeros(self.num_groups, self.num_nodes, num_products + rank)
         buffer = p.new_empty(num_products + rank, step * self.length)
         for blocks, owner, left, right in self._gather(p, t, weight, step):
-            left, right = left.mT.contiguous(), right.mT.contiguous()
+            right = right.mT.contiguous()
+            left = right[:-1] if weight is None else left.mT.contiguous()
             products = buffer[:, : left.shape[1]]
             multiply_pairs(left, right[:-1], products[:num_products])
             torch.mul(left, right[-1], out=products[num_products:])
@@ -227,6 +224,10 @@ class Cells(RowGroups):
             piece = torch.bmm(self._polynomials(blocks).mT, coefficients[owner[blocks]])  # (blocks, length, R)
             out[self._rows_of(blocks)] = piece.reshape(-1, rank)
         return out.index_select(0, self.places).mT.contiguous()
+
+    def _blocks(self, rows: Tensor) -> Tensor:
+        """`(A, n)` as `(blocks, A, length)`."""
+        return rows.reshape(rows.shape[0], -1, self.length).transpose(0, 1)
 
     def _polynomials(self, blocks: slice) -> Tensor:
         """Chebyshev polynomials of the rows of some blocks, `(blocks, J, length)`."""

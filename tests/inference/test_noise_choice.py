@@ -73,6 +73,7 @@ def test_a_density_is_not_bought_by_the_mean(monkeypatch):
     x, f, e = rows(200)
     problem = {"x": x, "y": (f > 0.9).double() + 0.001 * e, "kinds": ["gaussian", "student"], "seed": 1}
     choice = tkrr.choose_noise(**problem, rank=3, num_basis=6)
+    assert set(choice.errors) == {"gaussian", "student"}
     assert choice.scores["student"] > choice.scores["gaussian"] + 1  # the density alone would choose it
     assert choice.errors["student"] > MAX_ERROR * choice.errors["gaussian"] and choice.kind == "gaussian"
     monkeypatch.setattr("gpytorch_tkrr.inference.noise_choice.MAX_ERROR", 1e9)
