@@ -55,7 +55,7 @@ class Chain(ABC):
 
     #: What a checkpoint holds of it, beside its random numbers.
     kept: ClassVar[tuple[str, ...]] = (
-        "sweeps", "ends", "scores", "factors", "parameters", "hyperparameters", "energies",
+        "sweeps", "ends", "num_draws", "scores", "factors", "parameters", "hyperparameters", "energies",
     )  # fmt: skip
 
     ends: list[int]  # the sweep before which each stage of the warm-up ends
@@ -66,6 +66,7 @@ class Chain(ABC):
         self.rng = np.random.default_rng(seeds[number])
         self.before = 0 if resume is None else resume["sweeps"]  # sweeps of an earlier fit
         self.sweeps = 0
+        self.num_draws = problem.plan.num_draws
         self.scores: list[Tensor] = []  # log densities of rows held out, each (n,)
         self.factors: list[list[Tensor]] = []  # S lists of D tensors (R, M_d)
         self.parameters: list[Parameters] = []
@@ -92,7 +93,7 @@ class Chain(ABC):
     @property
     def has_ended(self) -> bool:
         """Whether all draws have been made."""
-        return self.sweeps >= self.ends[-1] + self.problem.plan.num_draws
+        return self.sweeps >= self.ends[-1] + self.num_draws
 
     @property
     @abstractmethod

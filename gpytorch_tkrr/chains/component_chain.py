@@ -11,9 +11,19 @@ from torch import Tensor
 
 from ..bases.covariance import Covariance
 from ..cp.start import near_constant
-from ..sampling.plan import NUM_SCORED, WATCHED_WINDOW, WINDOW, has_settled
+from ..sampling.plan import (
+    GROWTH_SWEEPS,
+    MAX_DIED,
+    MIN_DRAWS,
+    NUM_SCORED,
+    WATCHED_WINDOW,
+    WINDOW,
+    adaptation,
+    has_settled,
+)
 from ..sampling.priors import GibbsState
 from .chain import Chain
+from .growth import branch_out
 from .problem import GibbsProblem
 
 #: Components whose squared values, summed over all rows, stay below so many noise variances are dropped during warm-up:
@@ -36,7 +46,7 @@ class ComponentChain(Chain):
     :param resume: Where a chain of an earlier fit stopped.
     """
 
-    kept: ClassVar[tuple[str, ...]] = (*Chain.kept, "log_noise", "last", "peak")
+    kept: ClassVar[tuple[str, ...]] = (*Chain.kept, "rank", "log_noise", "last", "peak")
 
     current: GibbsState
     last: Tensor  # energy of each component after the last sweep
@@ -45,6 +55,7 @@ class ComponentChain(Chain):
     def __init__(self, problem: GibbsProblem, number: int, resume: dict[str, Any] | None = None):
         super().__init__(problem, number, resume)
         self.ends = list(problem.plan.ends)
+        self.rank = problem.plan.rank  # that the prior is made for
         self.log_noise: list[float] = []  # after each sweep of the present stage, its own or that other rows show
 
     def begin(self) -> None:
@@ -71,7 +82,8 @@ class ComponentChain(Chain):
         heights = resume.get("heights", [len(resume["precisions"])] * problem.num_dims)  # earlier files: CP weights
         factors = problem.model.weights.resized([factor[last] / problem.share for factor in draws.factors], heights)
         parameters = problem.augmentation.scaled({name: each[last] for name, each in draws.parameters.items()})
-        state = problem.prior(problem.plan.rank).start(factors, parameters, resume["steps"].clone())
+        self.rank = resume.get("rank", problem.plan.rank)  # earlier files: the same for all chains
+        state = problem.prior(self.rank).start(factors, parameters, resume["steps"].clone())
         state.precisions = resume["precisions"].clone()
         return state
 
@@ -89,7 +101,7 @@ class ComponentChain(Chain):
         :param position: The mode that was visited last; None before the first visit.
         """
         problem = self.problem
-        self.sampler = problem.sampler(problem.designs[stage], self.rng, problem.plan.rank, position)
+        self.sampler = problem.sampler(problem.designs[stage], self.rng, self.rank, position)
 
     def _stage(self, sweep: int) -> int:
         """The stage of a sweep: the last one also after the warm-up."""
@@ -101,7 +113,7 @@ class ComponentChain(Chain):
         problem, state, num_warmup, stage = self.problem, self.current, self.ends[-1], self._stage(self.sweeps)
         adapt, progress = 0.0, 1.0
         if not self.is_warm:
-            adapt, progress = min(0.5, 5 / (self.sweeps + 5)), self.sweeps / num_warmup
+            adapt, progress = adaptation(self.sweeps), self.sweeps / num_warmup
         self.sampler.sweep(state, problem.modes(self.before + self.sweeps), adapt, progress)
         self.last = self.sampler.energies
         self.peak = torch.maximum(self.peak, self.last)
@@ -161,7 +173,7 @@ class ComponentChain(Chain):
         looks = (first // 4, first // 2, 3 * first // 4) if model.adapts_rank else (first // 2,)
         if 0 < self.sweeps in (*looks, *self.ends):
             if self.sweeps == first // 2 < first and self.problem.have_died(self.last, self.current.parameters):
-                self.current = self.problem.first_state(self.rng, self.problem.plan.rank, self._near_constant)
+                self.current = self.problem.first_state(self.rng, self.rank, self._near_constant)
                 self.log_noise = []
             else:
                 self._drop_dead()
@@ -172,6 +184,43 @@ class ComponentChain(Chain):
             self.problem.adapt_functions()
             self.current.factors = self.problem.resized(self.current.factors)
             self._sample_stage(self._stage(self.sweeps))
+        self._try_more_components()
+
+    def _try_more_components(self) -> None:
+        """
+        Once, where hardly any component has died and there are rows to judge by that the chain has not seen: half-way
+        through a first stage of most rows, or at the end of the second stage of few rows.
+        """
+        problem, rank, few = self.problem, self.rank, self.ends[:-1][:2]
+        unseen, when = problem.watched, few[-1:]
+        if unseen is None:
+            unseen, when = problem.held_out, [self.ends[0] // 2]
+        if unseen is None or self.sweeps not in when or len(self.current.precisions) < (1 - MAX_DIED) * rank:
+            return
+        larger = problem.larger_rank(rank)
+        if larger is None:
+            return
+        rows = problem.designs[self._stage(self.sweeps - 1)]
+        best = branch_out(problem, self.current, (rank, larger), rows, unseen, self.rng, self.sweeps)
+        self._shorten(problem.sweep_cost()(best.rank) / problem.sweep_cost()(rank))
+        self.rank, self.current, self.last = best.rank, best.state, best.energies
+        self.peak = torch.zeros_like(self.last)
+        self._sample_stage(self._stage(self.sweeps))
+
+    def _shorten(self, factor: float) -> None:
+        """
+        Fewer sweeps from here on, where their number has not been given: those that decided about components count, and
+        what a sweep costs more is made up for.
+
+        :param factor: How many times as much a sweep costs.
+        """
+        plan, left = self.problem.plan, self.ends[-1] - self.sweeps
+        if not plan.is_fixed and left > 0:
+            part = max(1 - GROWTH_SWEEPS / left, 0.5) / factor
+            ends = [self.sweeps + math.ceil(part * (end - self.sweeps)) for end in self.ends]
+            self.ends = [min(pair) for pair in zip(self.ends, ends, strict=True)]
+        if not plan.has_given_draws:
+            self.num_draws = max(math.ceil(self.num_draws / factor), min(MIN_DRAWS, self.num_draws))
 
     def _drop_dead(self) -> None:
         """Drop components whose values at all rows together are far below the noise of one; keep at least one."""
@@ -188,6 +237,7 @@ class ComponentChain(Chain):
         state = self.current
         return {
             "precisions": state.precisions,
+            "rank": self.rank,
             "heights": [len(factor) for factor in state.factors],
             "steps": state.steps,
             "coordinates": self.problem.hyperparameters.get(self.problem.all_slots),

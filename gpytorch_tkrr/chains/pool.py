@@ -108,11 +108,15 @@ def in_proportion(draws: DrawsPosterior, weights: Tensor) -> DrawsPosterior:
     """
     Draws of each chain in proportion to its weight.
 
-    :param draws: As many of each chain.
+    :param draws: Of all chains, one chain after the other.
     :param weights: Of the chains, `(C,)`.
     """
-    num_draws = draws.num_draws // len(weights)
-    return draws.subset(torch.cat([index + i * num_draws for i, index in enumerate(kept_draws(weights, num_draws))]))
+    counts = draws.chains.bincount(minlength=len(weights)).tolist()
+    kept, first = [], 0
+    for index, count in zip(kept_draws(weights, counts), counts, strict=True):
+        kept.append(index + first)
+        first += count
+    return draws.subset(torch.cat(kept))
 
 
 def mean_parameters(chains: Sequence[ChainDraws]) -> dict[str, Tensor]:

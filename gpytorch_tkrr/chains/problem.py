@@ -24,7 +24,7 @@ from ..model.draws import DrawsPosterior
 from ..model.likelihoods.augmented import Parameters
 from ..model.warp import InputWarp
 from ..sampling.hyperparameters import Hyperparameters
-from ..sampling.plan import MANY_INPUTS, NUM_WATCHED, Plan, affordable_functions
+from ..sampling.plan import MANY_INPUTS, NUM_WATCHED, Plan, SweepCost, affordable_functions, larger_rank
 from ..sampling.priors import GibbsState, WeightPrior
 from ..sampling.product_measure import ProductMeasure
 from ..sampling.sampler import FIRST_STEP, GibbsSampler
@@ -162,12 +162,8 @@ class GibbsProblem:
             num_chains, rank = len(earlier.resume["chains"]), earlier.resume.get("rank", model.rank)
         elif self.als_factors:
             rank = model.weights.rank_of([len(factor) for factor in self.als_factors])
-        tables = self.designs[-1].tables
         self.plan = Plan.choose(
-            self.training.summary.num_rows,
-            sum(table.num_moments for table in tables),
-            max(table.num_functions for table in tables),
-            self.num_dims,
+            *self._sizes(),
             rank=rank,
             num_warmup=num_warmup,
             num_draws=num_draws,
@@ -190,6 +186,28 @@ class GibbsProblem:
             elif self.can_score and len(rows) > 1:
                 self.watched = all_rows.thinned(NUM_WATCHED, self.row_key, skip=rows[-2])
         return self.plan
+
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """N, moment functions of all modes together, functions of a mode at most, D."""
+        tables = self.designs[-1].tables
+        num_moments, most = sum(table.num_moments for table in tables), max(table.num_functions for table in tables)
+        return self.training.summary.num_rows, num_moments, most, self.num_dims
+
+    def sweep_cost(self) -> SweepCost:
+        """Of a sweep over all rows, with the present numbers of functions."""
+        return SweepCost.of(*self._sizes())
+
+    def larger_rank(self, rank: int) -> int | None:
+        """
+        The number of components that a chain may take instead of its own; None where that is given, or bounded.
+
+        :param rank: Its own.
+        """
+        model = self.model
+        if not (model.adapts_rank and model.weights.kind == "cp" and self.can_score) or self.earlier is not None:
+            return None
+        num_rows, _, num_functions, _ = self._sizes()
+        return larger_rank(rank, self.sweep_cost(), num_rows, num_functions)
 
     @property
     def row_key(self) -> int:

@@ -24,8 +24,11 @@ from ..sampling.plan import (
     RACE_RANK,
     RACE_ROWS,
     RACE_SWEEPS,
+    adaptation,
 )
 from ..sampling.pooling import is_better
+from ..sampling.priors import GibbsState
+from ..sampling.sampler import GibbsSampler
 from .problem import GibbsProblem
 
 
@@ -97,12 +100,28 @@ def _pilot(problem: GibbsProblem, seen: Design, held_out: Design, rank: int) -> 
 
     rng = np.random.default_rng(np.random.SeedSequence(problem.entropy).spawn(1)[0])
     state = problem.first_state(rng, rank, screened)
-    sampler = problem.sampler(seen, rng, rank)
-    scores = []
-    for sweep in range(RACE_SWEEPS):
-        sampler.sweep(state, problem.modes(sweep), min(0.5, 5 / (sweep + 5)), sweep / RACE_SWEEPS)
-        if sweep >= RACE_SWEEPS - NUM_SCORED:
-            scores.append(held_out.log_densities(state.factors, problem.augmentation.noise(state.parameters)))
+    scores = scored_sweeps(problem, problem.sampler(seen, rng, rank), state, range(RACE_SWEEPS), held_out, NUM_SCORED)
     problem.hyperparameters.set(problem.all_slots, problem.start)
+    return scores
+
+
+def scored_sweeps(
+    problem: GibbsProblem, sampler: GibbsSampler, state: GibbsState, sweeps: range, unseen: Design, num_scored: int
+) -> Tensor:
+    """
+    Sweeps of a warm-up; the log densities of rows under the draws of the last ones, of all processes, `(n,)`.
+
+    :param problem: What is to be sampled.
+    :param sampler: On the rows of the chain.
+    :param state: The chain's state, which is changed.
+    :param sweeps: Their numbers.
+    :param unseen: Other rows.
+    :param num_scored: How many draws are scored.
+    """
+    scores = []
+    for sweep in sweeps:
+        sampler.sweep(state, problem.modes(sweep), adaptation(sweep), sweep / sweeps.stop)
+        if sweep >= sweeps.stop - num_scored:
+            scores.append(unseen.log_densities(state.factors, problem.augmentation.noise(state.parameters)))
     own = torch.logsumexp(torch.stack(scores), 0).cpu()
     return torch.cat(problem.training.processes.gather(own))

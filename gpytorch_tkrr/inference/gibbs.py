@@ -82,10 +82,12 @@ def fit_gibbs(
     :param data: See :func:`~gpytorch_tkrr.fit_als`; by default the training data of the model.
     :param new_rows: Rows `(x, y)` that are first appended to the training data of the model.
     :param num_draws: Number of draws of each chain, one for each sweep. By default 40 with one or two chains, 30 with
-        more, down to half as many if there are more than 40 inputs, and twice as many with skewed noise.
+        more, down to half as many if there are more than 40 inputs or a chain has added components, and twice as many
+        with skewed noise.
     :param num_warmup: Number of sweeps before the draws. During these the proposals are tuned, components without
-        effect are dropped, and large data are sampled (few rows first). By default 50 to 80 at most, fewer if the
-        noise stops falling earlier or if there are more than 40 inputs, and twice as many with skewed noise.
+        effect are dropped, others are added where they pay, and large data are sampled (few rows first). By default
+        50 to 80 at most, fewer if the noise stops falling earlier, if there are more than 40 inputs or if a chain has
+        added components, and twice as many with skewed noise.
     :param num_chains: Number of independent chains. By default 1 if `num_draws` or `num_warmup` is given. Otherwise
         up to 6 and at least 2 for 1 000 rows or less, up to 4 for 3 000, up to 2 for 8 000, else 1, and fewer if
         there are many inputs: with few rows, different chains find different explanations. If no rank is given, half

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .process import NUM_PRIOR_COMPONENTS
 
@@ -21,8 +22,18 @@ MIN_RANK, MAX_RANK = 32, 96
 #: Multiplications that a sweep over all rows may take: where most of the warm-up is on few, and where no sweep is.
 SWEEP_COST, EVERY_SWEEP_COST = 3e10, 1e10
 
+#: A chain of which no more than this part of the components has died may take more: such that a sweep costs at most so
+#: many times as much, and at least this part more. A few die by chance, of a start that does not fit.
+MAX_DIED, MAX_GROWTH, MIN_GROWTH = 0.1, 2.0, 0.1
+
+#: Whether more components pay is tried with so many sweeps, of which the last ones are scored.
+GROWTH_SWEEPS, GROWTH_SCORED = 15, 5
+
+#: Draws of a chain that has grown, at least: it makes fewer of them, since each costs more.
+MIN_DRAWS = 20
+
 #: Rows of the first stage; each later one has so many times more. All rows are taken where they are not twice as many.
-FEW_ROWS, GROWTH = 4000, 4
+FEW_ROWS, STAGE_FACTOR = 4000, 4
 
 #: Chains where there are at most so many rows, and inputs that all of them together may visit: a visit has a price that
 #: does not depend on the rows. At least so many whatever that is: a single chain on few rows is too sure.
@@ -69,6 +80,50 @@ MIN_RACE_HELD_OUT = 30
 WINDOW, WATCHED_WINDOW, MIN_FALL = 10, 5, 0.02
 
 
+class SweepCost(NamedTuple):
+    """
+    Multiplications of a sweep over all rows.
+
+    :param by_pairs: Sums over the rows, for each pair of components.
+    :param by_cubes: Factorisations, for the cube of the number of components.
+
+    Example:
+        >>> from gpytorch_tkrr.sampling.plan import SweepCost
+        >>> cost = SweepCost.of(num_rows=5000, num_moments=300, num_functions=11, num_dims=8)
+        >>> f"{cost(43):.1e}", cost.affordable(2 * cost(43), most=96, least=43)
+        ('2.2e+09', 58)
+    """
+
+    by_pairs: float
+    by_cubes: float
+
+    @classmethod
+    def of(cls, num_rows: int, num_moments: int, num_functions: int, num_dims: int) -> SweepCost:
+        """
+        From sizes.
+
+        :param num_rows: N.
+        :param num_moments: Moment functions of all modes together: a sweep multiplies N times as many numbers for each
+            pair of components.
+        :param num_functions: Functions of a mode.
+        :param num_dims: D.
+        """
+        return cls(num_rows * num_moments / 2, num_dims * num_functions**3)
+
+    def __call__(self, rank: int) -> float:
+        return self.by_pairs * rank**2 + self.by_cubes * rank**3
+
+    def affordable(self, limit: float, most: int, least: int) -> int:
+        """
+        The largest number of components whose sweep costs no more than a limit.
+
+        :param limit: The limit.
+        :param most: No more than so many.
+        :param least: No fewer than so many, whatever they cost.
+        """
+        return next((rank for rank in range(most, least, -1) if self(rank) <= limit), least)
+
+
 @dataclass(frozen=True)
 class Plan:
     """
@@ -80,6 +135,7 @@ class Plan:
     :param ends: The sweep before which each stage ends, at the latest.
     :param num_draws: Draws of each chain.
     :param is_fixed: Whether the number of warm-up sweeps was given.
+    :param has_given_draws: Whether the number of draws was given.
     :param num_held_out: Rows that are not among those of the first stage, by which chains are weighed.
     :param num_processes: Chains that take the limit of many components; they come first.
     """
@@ -90,6 +146,7 @@ class Plan:
     ends: tuple[int, ...]
     num_draws: int
     is_fixed: bool
+    has_given_draws: bool
     num_held_out: int = 0
     num_processes: int = 0
 
@@ -133,11 +190,8 @@ class Plan:
         if rank is None and num_dims == 1:
             rank = 1  # a sum of functions of one input is one such function
         if rank is None:
-            most = max(min(num_rows // num_functions, MAX_RANK), MIN_RANK)
-            limit = SWEEP_COST if len(_stage_rows(num_rows)) > 1 else EVERY_SWEEP_COST
-            sizes = num_rows * num_moments / 2, num_dims * num_functions**3  # sums over rows, then factorisations
-            affordable = (r for r in range(most, MIN_RANK, -1) if sizes[0] * r**2 + sizes[1] * r**3 <= limit)
-            rank = next(affordable, MIN_RANK)
+            cost = SweepCost.of(num_rows, num_moments, num_functions, num_dims)
+            rank = cost.affordable(_sweep_limit(num_rows), _most_components(num_rows, num_functions), MIN_RANK)
         rows, num_held_out = _stage_rows(num_rows), 0
         if can_score and num_warmup is None and num_chains > 1:
             num_held_out = min(int(HELD_OUT * num_rows), MAX_HELD_OUT)
@@ -148,6 +202,7 @@ class Plan:
         else:
             later = num_warmup // 10 if num_warmup else 0
             sweeps = [num_warmup - later * (len(rows) - 1)] + [later] * (len(rows) - 1)
+        has_given_draws = num_draws is not None
         if num_draws is None:
             num_draws = round(factor * (MANY_DRAWS if num_chains <= 2 else FEW_DRAWS))
         ends = tuple(sum(sweeps[: i + 1]) for i in range(len(sweeps)))
@@ -155,7 +210,8 @@ class Plan:
         size = 8 * num_chains * num_draws * (num_rows + NUM_PRIOR_COMPONENTS) * num_dims * num_functions
         if can_integrate and num_dims > 1 and num_held_out and num_rows <= ONE_PROCESS and size <= PROCESS_BYTES:
             num_processes = num_chains // 2 if num_rows <= HALF_PROCESSES else 1
-        return cls(num_chains, rank, rows, ends, num_draws, num_warmup is not None, num_held_out, num_processes)
+        is_fixed = num_warmup is not None
+        return cls(num_chains, rank, rows, ends, num_draws, is_fixed, has_given_draws, num_held_out, num_processes)
 
 
 def affordable_functions(num_dims: int) -> int:
@@ -173,12 +229,52 @@ def affordable_functions(num_dims: int) -> int:
     return int((EVERY_SWEEP_COST / num_dims) ** (1 / 3) / MIN_RANK)
 
 
+def larger_rank(rank: int, cost: SweepCost, num_rows: int, num_functions: int) -> int | None:
+    """
+    The number of components that a chain whose own are all alive may take instead; None where so many more are not to
+    be had. Few rows have several chains for that.
+
+    :param rank: R.
+    :param cost: Of a sweep with the functions that the chain has by now.
+    :param num_rows: N.
+    :param num_functions: Functions of a mode.
+
+    Example:
+        >>> from gpytorch_tkrr.sampling.plan import SweepCost, larger_rank
+        >>> cost = SweepCost.of(num_rows=5000, num_moments=300, num_functions=11, num_dims=8)
+        >>> larger_rank(43, cost, 5000, 11), larger_rank(96, cost, 5000, 11)
+        (58, None)
+    """
+    limit = min(MAX_GROWTH * cost(rank), _sweep_limit(num_rows))
+    larger = cost.affordable(limit, _most_components(num_rows, num_functions), rank)
+    return larger if num_rows > MANY_ROWS and larger >= (1 + MIN_GROWTH) * rank else None
+
+
+def _most_components(num_rows: int, num_functions: int) -> int:
+    """Such that a factor has no more weights than there are rows."""
+    return max(min(num_rows // num_functions, MAX_RANK), MIN_RANK)
+
+
+def _sweep_limit(num_rows: int) -> float:
+    """Multiplications that a sweep over all rows may take."""
+    return SWEEP_COST if len(_stage_rows(num_rows)) > 1 else EVERY_SWEEP_COST
+
+
 def _stage_rows(num_rows: int) -> tuple[int, ...]:
     rows, few = [], FEW_ROWS
     while 2 * few < num_rows:
         rows.append(few)
-        few *= GROWTH
+        few *= STAGE_FACTOR
     return (*rows, num_rows)
+
+
+def adaptation(sweep: int) -> float:
+    """
+    How far proposals of hyperparameters are tuned after a sweep of the warm-up.
+
+    :param sweep: Its number.
+    """
+    return min(0.5, 5 / (sweep + 5))
 
 
 def has_settled(log_noise: Sequence[float], window: int = WINDOW) -> bool:

@@ -16,6 +16,7 @@ Reference: Yao, Vehtari & Gelman (2022), *Stacking for non-mixing Bayesian compu
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -103,14 +104,23 @@ def keep_up(log_densities: Tensor) -> list[bool]:
     return [not _surely(_gains(best, chain)) > MAX_LOSS for chain in chains]
 
 
-def kept_draws(weights: Tensor, num_draws: int) -> list[Tensor]:
+def kept_draws(weights: Tensor, num_draws: Sequence[int]) -> list[Tensor]:
     """
-    Which draws of each chain are kept: all of the chain with the largest weight, evenly spaced ones of the others. The
-    last one always is, so that a chain can be continued.
+    Which draws of each chain are kept: as many as there can be in proportion to the weights, evenly spaced. The last
+    one always is, so that a chain can be continued.
 
     :param weights: Of the chains, `(C,)`.
     :param num_draws: Draws of each chain.
     :return: C tensors of numbers.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch_tkrr.sampling.pooling import kept_draws
+        >>> [len(index) for index in kept_draws(torch.tensor([0.5, 0.25, 0.25]), [40, 40, 15])]
+        [30, 15, 15]
     """
-    counts = (num_draws * weights / weights.max()).round().clamp(min=1).long().tolist()
-    return [torch.linspace(num_draws - 1, 0, count).round().long().flip(0) for count in counts]
+    most = (torch.tensor(num_draws) / weights).min()  # draws in all
+    counts = (most * weights).round().clamp(min=1).long().tolist()
+    return [
+        torch.linspace(num - 1, 0, count).round().long().flip(0) for num, count in zip(num_draws, counts, strict=True)
+    ]

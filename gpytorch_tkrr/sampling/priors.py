@@ -264,5 +264,20 @@ class SoftRankPrior(WeightPrior, kind="cp"):
         state.factors = [factor[alive] for factor in state.factors]
         state.precisions, state.log_scales = state.precisions[alive], state.log_scales[:, alive]
 
+    def grown(self, state: GibbsState, factors: Sequence[Tensor]) -> GibbsState:
+        """
+        A state with more components; they share no memory.
+
+        :param state: The chain's state.
+        :param factors: Raw factors of the new components.
+        """
+        assert isinstance(state.log_scales, Tensor)
+        parameters = {name: value.clone() for name, value in state.parameters.items()}
+        new = self.start(list(factors), parameters, state.steps.clone())
+        new.factors = [torch.cat(pair) for pair in zip(state.factors, new.factors, strict=True)]
+        new.precisions = torch.cat([state.precisions, new.precisions])
+        new.log_scales = torch.cat([state.log_scales, new.log_scales], -1)  # type: ignore[list-item]
+        return new
+
     def effective_rank(self, energies: Tensor) -> float:
         return float((energies > MIN_EFFECT).sum(-1).double().mean())

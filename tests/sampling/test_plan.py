@@ -155,7 +155,7 @@ def test_processes_say_how_far_they_are(monkeypatch, capsys):
 
 def test_warm_up_on_few_rows_goes_on_with_all(monkeypatch):
     monkeypatch.setattr("gpytorch_tkrr.sampling.plan.FEW_ROWS", 50)
-    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.GROWTH", 3)
+    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.STAGE_FACTOR", 3)
     counts = []
     sweep = Chain.sweep
 
@@ -279,9 +279,11 @@ def test_weights_maximise_the_density_of_rows_held_out():
 
 
 def test_draws_are_kept_in_proportion_and_the_last_always():
-    kept = kept_draws(torch.tensor([0.6, 0.3, 0.1, 1e-9]), 30)
+    kept = kept_draws(torch.tensor([0.6, 0.3, 0.1, 1e-9]), [30] * 4)
     assert [len(index) for index in kept] == [30, 15, 5, 1]
     assert all(int(index[-1]) == 29 and len(index.unique()) == len(index) for index in kept)
+    kept = kept_draws(torch.tensor([0.5, 0.25, 0.25]), [40, 40, 15])  # a chain that has made fewer sets the measure
+    assert [(len(index), int(index[-1])) for index in kept] == [(30, 39), (15, 39), (15, 14)]
 
 
 def test_whoever_uses_draws_honours_the_weights(monkeypatch):
