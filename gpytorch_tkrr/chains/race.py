@@ -14,7 +14,6 @@ from ..cp.design import Design
 from ..cp.start import Screening
 from ..model.warp import InputWarp
 from ..sampling.plan import (
-    FEW_ROWS,
     MANY_INPUTS,
     MANY_ROWS,
     MIN_RACE_HELD_OUT,
@@ -25,6 +24,7 @@ from ..sampling.plan import (
     RACE_ROWS,
     RACE_SWEEPS,
     adaptation,
+    begins_on_few,
 )
 from ..sampling.pooling import is_better
 from ..sampling.priors import GibbsState
@@ -64,7 +64,7 @@ def _decide(problem: GibbsProblem, found: InputWarp) -> tuple[list[int], int | N
     model, summary, plain = problem.model, problem.training.summary, problem.designs[-1]
     is_known = bool(torch.isfinite(summary.sample).all())  # missing inputs have no place in a warp
     crowded: list[int] = found.columns.tolist() if model.warp is None and is_known else []
-    tries_rank = model.adapts_rank and MANY_ROWS < summary.num_rows <= 2 * FEW_ROWS
+    tries_rank = model.adapts_rank and summary.num_rows > MANY_ROWS and not begins_on_few(summary.num_rows)
     num_held_out = min(RACE_HELD_OUT, summary.num_rows // 5)
     if not (crowded or tries_rank) or num_held_out < MIN_RACE_HELD_OUT:
         return [], None

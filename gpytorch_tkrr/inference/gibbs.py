@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,9 +120,10 @@ def fit_gibbs(
         ("num_draws", num_draws, 4),
         ("num_warmup", num_warmup, 0),
         ("num_chains", num_chains, 1),
+        ("seed", seed, 0),
     ):
-        if value is not None and value < least:
-            raise ValueError(f"{name} must be at least {least}; got {value}.")
+        if value is not None and not (isinstance(value, Integral) and value >= least):
+            raise ValueError(f"{name} must be an integer, at least {least}; got {value!r}.")
     if new_rows is not None and data is not None:
         raise ValueError(
             "new_rows are appended to the model's own training data; data replaces these. Pass one of them."

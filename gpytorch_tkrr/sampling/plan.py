@@ -257,7 +257,16 @@ def _most_components(num_rows: int, num_functions: int) -> int:
 
 def _sweep_limit(num_rows: int) -> float:
     """Multiplications that a sweep over all rows may take."""
-    return SWEEP_COST if len(_stage_rows(num_rows)) > 1 else EVERY_SWEEP_COST
+    return SWEEP_COST if begins_on_few(num_rows) else EVERY_SWEEP_COST
+
+
+def begins_on_few(num_rows: int) -> bool:
+    """
+    Whether the warm-up begins on few of the rows.
+
+    :param num_rows: N.
+    """
+    return len(_stage_rows(num_rows)) > 1
 
 
 def _stage_rows(num_rows: int) -> tuple[int, ...]:

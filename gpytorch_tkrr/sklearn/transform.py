@@ -52,10 +52,11 @@ class TargetTransform:
         if kind not in TRANSFORMS:
             raise InputError(f"target_transform must be one of {', '.join(TRANSFORMS)}, or None; got {kind!r}.")
         if kind == "log":
-            if (y <= 0).any():
-                row = int((y <= 0).argmax())
+            bad = y[y <= 0]
+            if len(bad):
                 raise InputError(
-                    f"target_transform='log' takes positive targets; row {row} has {y[row]:g}. Try 'yeo-johnson'."
+                    f"target_transform='log' takes positive targets; {len(bad)} of {len(y)} are not, such as "
+                    f"{bad[0]:g}. Try 'yeo-johnson'."
                 )
             return cls(kind)
         y = y[~np.isnan(y)]

@@ -197,8 +197,8 @@ def require_complete(frame: pd.DataFrame, names: Sequence[str], *, drop_missing:
     column = next(name for name in names if not complete_rows(frame.iloc[[first]], [name]).all())
     raise InputError(
         f"{int((~complete).sum())} of {len(frame)} rows have missing or infinite values, the first is data row "
-        f"{first + 1}, column {column!r}. Drop such rows (--drop-missing), or let `fit` average over missing inputs "
-        "(--integrate-missing; in Python missing='integrate')."
+        f"{first + 1}, column {column!r}. Drop such rows (--drop-missing). Where only inputs are missing, `fit` can "
+        "average over them (--integrate-missing; in Python missing='integrate')."
     )
 
 

@@ -318,8 +318,9 @@ def test_disagreeing_chains_are_announced():
 
 def test_bad_requests():
     x, y = _data(20)
-    with pytest.raises(ValueError, match="num_draws"):
-        fit_gibbs(_model(x, y), num_draws=1)
+    for name, value in (("num_draws", 1), ("num_draws", 4.5), ("num_warmup", "3"), ("num_chains", 0), ("seed", -1)):
+        with pytest.raises(ValueError, match=f"{name} must be an integer, at least .*; got {value!r}"):
+            fit_gibbs(_model(x, y), **{name: value})
     with pytest.raises(NotFittedError, match="fit_gibbs"):
         model = _model(x, y)
         fit_als(model, seed=0)

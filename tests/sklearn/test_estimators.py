@@ -282,6 +282,11 @@ def test_missing_inputs(table):
         model.predict(X.assign(size=np.inf))
 
 
+def test_the_logarithm_is_for_positive_targets():
+    with pytest.raises(tkrr.InputError, match=r"2 of 4 are not, such as -3\. Try 'yeo-johnson'"):
+        TargetTransform.learn("log", np.array([1.0, -3.0, 0.0, np.nan]))
+
+
 def test_yeo_johnson_is_that_of_scipy():
     y = np.random.default_rng(0).gamma(1.0, size=400) - 0.3
     transform = TargetTransform.learn("yeo-johnson", y)
