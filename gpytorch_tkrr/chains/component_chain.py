@@ -13,6 +13,7 @@ from ..bases.covariance import Covariance
 from ..cp.start import near_constant
 from ..sampling.plan import (
     GROWTH_SWEEPS,
+    LATER_STAGE,
     MAX_DIED,
     MIN_DRAWS,
     NUM_SCORED,
@@ -168,23 +169,47 @@ class ComponentChain(Chain):
             self.log_noise = []
 
     def _look(self) -> None:
-        """At some sweeps of the warm-up: drop what does nothing, start again where all has died, adapt functions."""
-        model, first = self.problem.model, self.ends[0]
-        looks = (first // 4, first // 2, 3 * first // 4) if model.adapts_rank else (first // 2,)
-        if 0 < self.sweeps in (*looks, *self.ends):
-            if self.sweeps == first // 2 < first and self.problem.have_died(self.last, self.current.parameters):
-                self.current = self.problem.first_state(self.rng, self.rank, self._near_constant)
+        """
+        At some sweeps of the warm-up: start again where all has died, adapt functions, drop what does nothing and what
+        a sweep with these functions cannot afford; then try more components.
+        """
+        problem, now, first = self.problem, self.sweeps, self.ends[0]
+        looks = (first // 4, first // 2, 3 * first // 4) if problem.model.adapts_rank else (first // 2,)
+        settled = [] if problem.watched is None else [end + SETTLING for end in self.ends[:-1]]
+        is_look = 0 < now in (*looks, *self.ends)
+        is_adapting = problem.model.adapts_num_basis and not self.is_warm
+        is_adapting = is_adapting and 0 < now in (first // 4, first // 2, *settled)
+        if is_look or is_adapting:
+            has_died = now == first // 2 < first and problem.have_died(self.last, self.current.parameters)
+            if has_died:
+                self.current = problem.first_state(self.rng, self.rank, self._near_constant)
                 self.log_noise = []
-            else:
-                self._drop_dead()
-            self._sample_stage(self._stage(self.sweeps))
-            self.peak = torch.zeros_like(self.current.precisions)
-        settled = [] if self.problem.watched is None else [end + SETTLING for end in self.ends[:-1]]
-        if not self.is_warm and model.adapts_num_basis and 0 < self.sweeps in (first // 4, first // 2, *settled):
-            self.problem.adapt_functions()
-            self.current.factors = self.problem.resized(self.current.factors)
-            self._sample_stage(self._stage(self.sweeps))
+            if is_adapting:
+                problem.adapt_functions()
+            if not has_died:
+                self._drop(is_look)
+            self.current.factors = problem.resized(self.current.factors)
+            self._sample_stage(self._stage(now))
         self._try_more_components()
+
+    def _drop(self, is_look: bool) -> None:
+        """
+        Drop components whose values at all rows together are far below the noise of one, and the smallest of those that
+        a sweep cannot afford; keep at least one.
+
+        :param is_look: Whether those that do nothing are looked for, too.
+        """
+        problem, peak = self.problem, self.peak
+        alive = torch.ones_like(peak, dtype=torch.bool)
+        if is_look:
+            limit = IDLE if problem.model.adapts_rank else DEAD
+            noise = problem.augmentation.noise(self.current.parameters)
+            alive = peak * problem.training.summary.num_rows > limit * noise
+        most = problem.affordable_rank(int(alive.sum()))
+        if most < int(alive.sum()):
+            alive &= peak >= peak.sort(descending=True).values[most - 1]
+        self.sampler.prior.keep(self.current, alive, peak)
+        self.peak = torch.zeros_like(self.current.precisions)
 
     def _try_more_components(self) -> None:
         """
@@ -198,7 +223,7 @@ class ComponentChain(Chain):
         if unseen is None or self.sweeps not in when or len(self.current.precisions) < (1 - MAX_DIED) * rank:
             return
         larger = problem.larger_rank(rank)
-        if larger is None:
+        if larger is None or (problem.plan.is_fixed and self.ends[-1] - self.sweeps < 2 * GROWTH_SWEEPS):
             return
         rows = problem.designs[self._stage(self.sweeps - 1)]
         best = branch_out(problem, self.current, (rank, larger), rows, unseen, self.rng, self.sweeps)
@@ -209,25 +234,20 @@ class ComponentChain(Chain):
 
     def _shorten(self, factor: float) -> None:
         """
-        Fewer sweeps from here on, where their number has not been given: those that decided about components count, and
-        what a sweep costs more is made up for.
+        Fewer sweeps from here on: those that decided about components count. Where numbers have not been given, what a
+        sweep costs more is made up for, but for the first sweeps on all rows.
 
         :param factor: How many times as much a sweep costs.
         """
         plan, left = self.problem.plan, self.ends[-1] - self.sweeps
-        if not plan.is_fixed and left > 0:
-            part = max(1 - GROWTH_SWEEPS / left, 0.5) / factor
-            ends = [self.sweeps + math.ceil(part * (end - self.sweeps)) for end in self.ends]
-            self.ends = [min(pair) for pair in zip(self.ends, ends, strict=True)]
+        last = min(LATER_STAGE, left, self.ends[-1] - self.ends[-2])
+        part = max(1 - GROWTH_SWEEPS / left, 0.5) / (1.0 if plan.is_fixed else factor)
+        ends = [self.sweeps + math.ceil(part * (end - self.sweeps) - 1e-9) for end in self.ends]
+        self.ends = [min(pair) for pair in zip(self.ends, ends, strict=True)]
+        if not plan.is_fixed:
+            self.ends[-1] = max(self.ends[-1], max(self.ends[-2], self.sweeps) + last)
         if not plan.has_given_draws:
             self.num_draws = max(math.ceil(self.num_draws / factor), min(MIN_DRAWS, self.num_draws))
-
-    def _drop_dead(self) -> None:
-        """Drop components whose values at all rows together are far below the noise of one; keep at least one."""
-        num_rows = self.problem.training.summary.num_rows
-        limit = IDLE if self.problem.model.adapts_rank else DEAD
-        alive = self.peak * num_rows > limit * self.problem.augmentation.noise(self.current.parameters)
-        self.sampler.prior.keep(self.current, alive, self.peak)
 
     @property
     def noise(self) -> float:

@@ -168,8 +168,10 @@ class Evidence(NamedTuple):
         :param covariance: V.
         """
         mixed = covariance.mix(features) * covariance.root
-        values, vectors = torch.linalg.eigh(mixed.mT @ mixed)
-        values, squares = values.clamp(min=0), (vectors.mT @ (mixed.mT @ y)).square()
+        is_tall = len(mixed) >= mixed.shape[1]
+        values, vectors = torch.linalg.eigh(mixed.mT @ mixed if is_tall else mixed @ mixed.mT)
+        values = values.clamp(min=0)
+        squares = (vectors.mT @ (mixed.mT @ y)).square() if is_tall else values * (vectors.mT @ y).square()
         ratios = torch.tensor(RATIOS, dtype=y.dtype, device=y.device).unsqueeze(-1) * len(y)
         ratios = ratios / max(float(values.sum()), 1e-300)
         scaled, total = 1 + ratios * values, max(float(y @ y), 1e-300)

@@ -1,7 +1,8 @@
 """More components while a chain runs: hardly any has died, and rows that it has not seen say that more pay.
 
 The chain goes on twice from where it stands, as it is and with more components, which start near the constant and
-together as large as the noise. With the one under which the other rows are clearly more probable it goes on.
+together as large as the noise. It keeps to the way under which the other rows are more probable, even if only by a
+little: components that turn out to do nothing are dropped again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from ..cp.design import Design
 from ..cp.start import near_constant
 from ..sampling.plan import GROWTH_SCORED, GROWTH_SWEEPS
-from ..sampling.pooling import is_better
+from ..sampling.pooling import mean_gain
 from ..sampling.priors import GibbsState, SoftRankPrior
 from .problem import GibbsProblem
 from .race import scored_sweeps
@@ -72,7 +73,7 @@ def branch_out(
 
     larger = _with_more(problem, state, ranks, rng)
     same, more = go_on(ranks[0], copy.deepcopy(state)), go_on(ranks[1], larger)
-    best = more if is_better(more.scores, same.scores) else same
+    best = more if mean_gain(more.scores, same.scores) > 0 else same
     problem.hyperparameters.set(problem.all_slots, best.coordinates)
     return best
 

@@ -24,7 +24,15 @@ from ..model.draws import DrawsPosterior
 from ..model.likelihoods.augmented import Parameters
 from ..model.warp import InputWarp
 from ..sampling.hyperparameters import Hyperparameters
-from ..sampling.plan import MANY_INPUTS, NUM_WATCHED, Plan, SweepCost, affordable_functions, larger_rank
+from ..sampling.plan import (
+    MANY_INPUTS,
+    NUM_WATCHED,
+    Plan,
+    SweepCost,
+    affordable_functions,
+    affordable_rank,
+    larger_rank,
+)
 from ..sampling.priors import GibbsState, WeightPrior
 from ..sampling.product_measure import ProductMeasure
 from ..sampling.sampler import FIRST_STEP, GibbsSampler
@@ -105,6 +113,7 @@ class GibbsProblem:
         if earlier is not None and extends:
             require_same_target(earlier, target_identity(model, training.summary))
         design = Design(training, self._bases(), memory=memory, weights=model.weights)
+        design.require_affordable()
         design.marginals()  # before the first update also where a chain is resumed: rows are kept from here on
         self.designs = [design]  # of each stage of the warm-up; the last has all rows
         self.num_dims = len(self.separable.modes)
@@ -159,7 +168,13 @@ class GibbsProblem:
         earlier, model = self.earlier, self.model
         rank: int | None = self.most_components if model.adapts_rank else model.rank
         if earlier is not None:
-            num_chains, rank = len(earlier.resume["chains"]), earlier.resume.get("rank", model.rank)
+            num_earlier, rank = len(earlier.resume["chains"]), earlier.resume.get("rank", model.rank)
+            if num_chains not in (None, num_earlier):
+                raise InputError(
+                    f"The chains of the earlier fit go on, and there are {num_earlier}; got num_chains={num_chains}. "
+                    "Leave num_chains out, or fit a new model."
+                )
+            num_chains = num_earlier
         elif self.als_factors:
             rank = model.weights.rank_of([len(factor) for factor in self.als_factors])
         self.plan = Plan.choose(
@@ -196,6 +211,15 @@ class GibbsProblem:
     def sweep_cost(self) -> SweepCost:
         """Of a sweep over all rows, with the present numbers of functions."""
         return SweepCost.of(*self._sizes())
+
+    def affordable_rank(self, rank: int) -> int:
+        """
+        The number of components that a chain may keep with the present numbers of functions.
+
+        :param rank: Those that it has.
+        """
+        is_chosen = self.model.adapts_rank and self.model.weights.kind == "cp" and self.earlier is None
+        return affordable_rank(rank, self.sweep_cost(), self._sizes()[0]) if is_chosen else rank
 
     def larger_rank(self, rank: int) -> int | None:
         """

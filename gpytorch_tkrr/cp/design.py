@@ -13,6 +13,7 @@ from ..bases.basis import Basis
 from ..data.keyed import row_uniform
 from ..data.source import Batch, RowFunction, Working, residuals
 from ..data.training import TrainingData
+from ..errors import SizeError
 from .cells import Cells, DistinctValues, RowGroups
 from .conditional import DenseGram
 from .format import WeightFormat
@@ -22,6 +23,9 @@ from .moments import MomentTable
 from .rounding import Resolution
 from .sums import FactorSums, add_direct, add_grouped, add_single, chunk_rows
 from .weights import CP
+
+#: The largest matrix of one factor's weights: its factorisation would take a quarter of an hour, for each factor.
+MAX_MATRIX_BYTES = 1 << 34
 
 #: Ranks up to this are projected by cells; for larger ones interpolation costs more than the functions.
 MAX_CELL_RANK = 12
@@ -267,6 +271,18 @@ class Design:
         self._position = weights.chain(len(self.bases))[0]  # the mode at which products are made anew
         if self._kept is not None:
             self._kept = [_Rows(rows.batch, self.tables, rows.distinct, weights) for rows in self._kept]
+
+    def require_affordable(self) -> None:
+        """An error where the matrix of a factor's weights is far too large to be factorised, in memory and in time."""
+        sizes = [0 if isinstance(table, LevelTable) else table.num_functions for table in self.tables]
+        heights = self.format.heights([table.num_functions for table in self.tables])
+        num, d = max((height * size, d) for d, (height, size) in enumerate(zip(heights, sizes, strict=True)))
+        if 8 * num**2 > MAX_MATRIX_BYTES:
+            raise SizeError(
+                f"The factor of input {d} has {num:.3g} weights, {heights[d]:.3g} for each of {sizes[d]} functions: their "
+                f"matrix would take {8 * num**2:.1e} bytes, and {MAX_MATRIX_BYTES:.1e} is the limit. Lower rank or "
+                "num_basis."
+            )
 
     def reset(self, position: int | None = None) -> None:
         """

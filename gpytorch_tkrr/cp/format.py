@@ -171,8 +171,8 @@ class WeightFormat(ABC):
         FORMATS[cls.kind] = cls
 
     def __init__(self, rank: int | None = None):
-        if rank is not None and (isinstance(rank, (bool, float)) or rank < 1):
-            raise SizeError(f"rank must be an integer, at least 1; got {rank}.")
+        if rank is not None and (isinstance(rank, (bool, float, str)) or rank < 1):
+            raise SizeError(f"rank must be an integer, at least 1; got {rank!r}.")
         self.rank = None if rank is None else int(rank)
 
     def __repr__(self) -> str:

@@ -122,10 +122,8 @@ def fit_als(
         )
     if loss is not None:
         _check_loss(model, loss, learn_hyperparameters)
-    if new_rows is not None and data is not None:
-        raise ValueError(
-            "new_rows are appended to the model's own training data; data replaces these. Pass one of them."
-        )
+    if new_rows is not None:
+        require_new_rows(new_rows, data)
     with rollback_on_error(model):
         if new_rows is not None:
             append_rows(model, *new_rows)
@@ -202,6 +200,22 @@ def _check_mean(model: TKRR) -> None:
         f"With a loss of the margin the mean must be a constant between the classes -1 and +1; got {mean}. Leave out "
         "mean_module, or use ZeroMean()."
     )
+
+
+def require_new_rows(new_rows: Any, data: Any) -> None:
+    """
+    An error unless new rows are inputs and targets, and the only data that are given.
+
+    :param new_rows: The rows.
+    :param data: Other data of the same call.
+    """
+    if data is not None:
+        raise ValueError(
+            "new_rows are appended to the model's own training data; data replaces these. Pass one of them."
+        )
+    if not (isinstance(new_rows, (tuple, list)) and len(new_rows) == 2):
+        found = type(new_rows).__name__ + (f" of length {len(new_rows)}" if hasattr(new_rows, "__len__") else "")
+        raise InputError(f"new_rows must be a pair (x, y) of inputs and targets; got a {found}.")
 
 
 def append_rows(model: TKRR, x: Tensor, y: Tensor) -> None:

@@ -101,6 +101,7 @@ class ALSFit:
         self.covariances = [mode.covariance().detach() for mode in self.separable.modes]
         bases = [mode.basis for mode in self.separable.modes]
         self.design = Design(training, bases, memory=memory, weights=model.weights)
+        self.design.require_affordable()
         self.marginals = self.design.marginals()
         self.reweights = self._working() is not None
         self.total = math.inf  # the objective of zero weights

@@ -38,7 +38,7 @@ from ..model.low_rank import require_low_rank
 from ..model.rollback import rollback_on_error
 from ..sampling.hyperparameters import require_representable
 from ..sampling.workers import Tell, num_parallel, run_forked
-from .als import append_rows
+from .als import append_rows, require_new_rows
 from .results import GibbsResult
 
 if TYPE_CHECKING:
@@ -124,11 +124,10 @@ def fit_gibbs(
     ):
         if value is not None and not (isinstance(value, Integral) and value >= least):
             raise ValueError(f"{name} must be an integer, at least {least}; got {value!r}.")
-    if new_rows is not None and data is not None:
-        raise ValueError(
-            "new_rows are appended to the model's own training data; data replaces these. Pass one of them."
-        )
-    earlier = _draws_to_continue(model, is_start=new_rows is not None) if num_warmup == 0 or new_rows else None
+    if new_rows is not None:
+        require_new_rows(new_rows, data)
+    is_start = new_rows is not None
+    earlier = _draws_to_continue(model, is_start=is_start) if num_warmup == 0 or is_start else None
     with rollback_on_error(model):
         if new_rows is not None:
             append_rows(model, *new_rows)

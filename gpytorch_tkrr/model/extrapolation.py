@@ -26,8 +26,8 @@ from torch import Tensor
 from ..errors import ExtrapolationWarning
 from ..features.separable import SeparableKernel
 
-#: What lies outside by this fraction of the largest value is taken as rounding.
-ROUNDING = 1e-7
+#: What lies outside by these fractions of the largest value, and of the width of the range, is taken as rounding.
+ROUNDING, ROUNDING_OF_WIDTH = 1e-7, 1e-3
 
 #: Models with the default kernel go on so far outside the range, as a fraction of its width; beyond it f is held.
 MARGIN = 0.1
@@ -78,6 +78,8 @@ class TrainingRange:
         """
         # Rounding to single precision takes nothing outside.
         slack = ROUNDING * torch.maximum(self.upper.abs(), self.lower.abs())
+        width = self.upper - self.lower
+        slack = torch.where(width > 0, torch.minimum(slack, ROUNDING_OF_WIDTH * width), slack)
         outside = (x < (self.lower - slack).to(x)) | (x > (self.upper + slack).to(x))
         for d, levels in self.levels.items():
             values = x[..., d].detach().double()

@@ -229,6 +229,17 @@ def affordable_functions(num_dims: int) -> int:
     return int((EVERY_SWEEP_COST / num_dims) ** (1 / 3) / MIN_RANK)
 
 
+def affordable_rank(rank: int, cost: SweepCost, num_rows: int) -> int:
+    """
+    The number of components that a chain may keep: a sweep costs more when it gets more functions.
+
+    :param rank: Those that it has.
+    :param cost: Of a sweep with the functions that the chain has by now.
+    :param num_rows: N.
+    """
+    return min(rank, cost.affordable(_sweep_limit(num_rows), rank, MIN_RANK))
+
+
 def larger_rank(rank: int, cost: SweepCost, num_rows: int, num_functions: int) -> int | None:
     """
     The number of components that a chain whose own are all alive may take instead; None where so many more are not to

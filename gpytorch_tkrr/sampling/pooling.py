@@ -73,6 +73,16 @@ def is_better(new: Tensor, old: Tensor) -> bool:
     return _surely(_gains(new, old)) > 0
 
 
+def mean_gain(new: Tensor, old: Tensor) -> float:
+    """
+    By how much rows are more probable on average, as a logarithm; a single row counts as for :func:`is_better`.
+
+    :param new: Their log densities, `(n,)`.
+    :param old: The same under another model.
+    """
+    return float(_gains(new, old).mean())
+
+
 def _gains(new: Tensor, old: Tensor) -> Tensor:
     """Differences of log densities, bounded, `(n,)`."""
     return (new - old).double().clamp(-MAX_GAIN, MAX_GAIN)

@@ -32,11 +32,12 @@ def make_problem(x: torch.Tensor, y: torch.Tensor, **kwargs) -> GibbsProblem:
     return GibbsProblem(model, training, None, 1 << 30, np.random.SeedSequence(0).entropy)
 
 
-def test_evidence_is_that_of_dense_algebra():
+@pytest.mark.parametrize("num_functions", [3, 40, 100])
+def test_evidence_is_that_of_dense_algebra(num_functions):
     torch.manual_seed(0)
-    features, y = torch.randn(40, 3, dtype=torch.float64), torch.randn(40, dtype=torch.float64)
+    features, y = torch.randn(40, num_functions, dtype=torch.float64), torch.randn(40, dtype=torch.float64)
     y = y + features[:, 0]
-    variances = torch.tensor([1.0, 0.5, 0.1], dtype=torch.float64)
+    variances = torch.linspace(1.0, 0.1, num_functions, dtype=torch.float64)
     found = Evidence.of(features, y, Covariance(variances))
     kernel = features @ variances.diag() @ features.mT
     unit = kernel.diagonal().mean()

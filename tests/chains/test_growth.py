@@ -15,7 +15,7 @@ from gpytorch_tkrr.chains import component_chain, growth
 from gpytorch_tkrr.chains.chain import Chain
 from gpytorch_tkrr.chains.problem import GibbsProblem
 from gpytorch_tkrr.data.source import TensorSource
-from gpytorch_tkrr.sampling.plan import MIN_DRAWS, SweepCost, larger_rank
+from gpytorch_tkrr.sampling.plan import GROWTH_SWEEPS, MIN_DRAWS, SweepCost, affordable_rank, larger_rank
 
 LEAST, NUM_ROWS, NOISE = 3, 2400, 0.05
 
@@ -103,11 +103,13 @@ def test_other_rows_must_say_so(tried):
 
 def test_numbers_of_sweeps_that_are_given_are_made(tried):
     model = make_model()
-    result = fit(model, num_warmup=40, num_draws=25)
+    result = fit(model, num_warmup=60, num_draws=25)
     assert tried[0][2] > LEAST and result.posterior.num_draws == 25
-    assert result.posterior.resume["chains"][0]["sweeps"] == 65
+    assert result.posterior.resume["chains"][0]["sweeps"] == 60 - GROWTH_SWEEPS + 25  # those that decided count
     more = fit(model, num_warmup=0, num_draws=5)  # the chain goes on with the components that it has
     assert more.posterior.num_draws == 30 and len(tried) == 1 and model.rank == tried[0][2]
+    fit(make_model(), num_warmup=20, num_draws=4)  # too few to decide with
+    assert len(tried) == 1
 
 
 def test_an_interrupted_fit_is_the_same(tried, monkeypatch, tmp_path):
@@ -176,3 +178,27 @@ def test_the_cost_of_a_sweep_bounds_the_number():
     assert cost(larger) <= 3e9 < cost(larger + 1)
     assert cost.affordable(0.0, most=96, least=3) == 3
     assert larger_rank(3, cost, num_rows=1000, num_functions=10) is None  # few rows have several chains
+    assert [affordable_rank(rank, cost, num_rows=100_000) for rank in (2, 3, 50)] == [2, 3, 3]
+
+
+def test_functions_that_cost_more_leave_room_for_fewer_components(monkeypatch):
+    """A fast function asks for more functions while the chain runs: the smallest components go, the bound holds."""
+    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.MIN_RANK", 2)
+    monkeypatch.setattr("gpytorch_tkrr.sampling.plan.SWEEP_COST", 8e7)
+    monkeypatch.setattr(GibbsProblem, "larger_rank", lambda problem, rank: None)
+    start, end = [], []
+    sweep = Chain.sweep
+
+    def recorded(self):
+        sweep(self)
+        cost = self.problem.sweep_cost()(len(self.current.precisions))
+        (start if self.sweeps == 1 else end).append((len(self.current.precisions), cost))
+
+    monkeypatch.setattr(Chain, "sweep", recorded)
+    x = torch.rand(NUM_ROWS, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.sin(torch.tensor([25.0, 28.0, 31.0]) * x) @ torch.ones(3, dtype=torch.float64) * (1 + x[:, 0] * x[:, 1])
+    y = y + 0.1 * torch.randn(NUM_ROWS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model = tkrr.TKRR(x, y, gpytorch.likelihoods.GaussianLikelihood())
+    fit(model)
+    assert max(model.num_basis) > 25 and start[0][0] > end[-1][0] >= 2
+    assert start[0][1] <= 8e7 and end[-1][1] <= 8e7

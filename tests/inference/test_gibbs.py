@@ -316,11 +316,26 @@ def test_disagreeing_chains_are_announced():
         fit_gibbs(_model(x, y), num_draws=4, num_warmup=0, num_chains=3, seed=0)
 
 
+@pytest.mark.filterwarnings("ignore::gpytorch_tkrr.ConvergenceWarning")
 def test_bad_requests():
     x, y = _data(20)
     for name, value in (("num_draws", 1), ("num_draws", 4.5), ("num_warmup", "3"), ("num_chains", 0), ("seed", -1)):
         with pytest.raises(ValueError, match=f"{name} must be an integer, at least .*; got {value!r}"):
             fit_gibbs(_model(x, y), **{name: value})
+    for new_rows, found in ((x, "Tensor of length 20"), ((x,), "tuple of length 1"), ([], "list"), (True, "bool")):
+        for fit in (fit_gibbs, fit_als):
+            with pytest.raises(InputError, match=rf"new_rows must be a pair \(x, y\).*; got a {found}"):
+                fit(_model(x, y), new_rows=new_rows)
+    for options in ({"rank": 10**9}, {"rank": 40, "num_basis": 5000}):
+        for fit in (fit_gibbs, fit_als):
+            with pytest.raises(SizeError, match=r"The factor of input \d has .* weights.*Lower rank or num_basis"):
+                fit(_model(x, y, **options), seed=0)
+    with pytest.raises(SizeError, match="rank must be an integer, at least 1; got 'a'"):
+        _model(x, y, rank="a")
+    model = _model(x, y)
+    fit_gibbs(model, num_warmup=4, num_draws=4, num_chains=2, seed=0)
+    with pytest.raises(InputError, match="there are 2; got num_chains=3"):
+        fit_gibbs(model, num_warmup=0, num_draws=4, num_chains=3, seed=0)
     with pytest.raises(NotFittedError, match="fit_gibbs"):
         model = _model(x, y)
         fit_als(model, seed=0)

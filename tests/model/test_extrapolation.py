@@ -69,6 +69,15 @@ def test_unknown_variance_is_that_of_an_exact_gp_with_one_observation_at_the_nea
     assert known.unknown_variance(model.separate(), x[:1], model.warped) is None
 
 
+def test_rounding_is_small_beside_the_range():
+    """Seconds since 1970 on a day; a column that has one value in single and in double precision."""
+    known = TrainingRange(*torch.tensor([[1.7e9, 0.1], [1.7e9 + 100, 0.1]], dtype=torch.float64))
+    x = torch.tensor([[1.7e9 + 100, 0.1], [1.7e9 + 102, 0.1], [1.7e9 + 50, 0.2]], dtype=torch.float64)
+    assert known.outside(x).tolist() == [[False, False], [True, False], [False, True]]
+    x[:, 1] = x[:, 1].float().double()
+    assert not known.outside(x)[:2, 1].any()
+
+
 @pytest.mark.filterwarnings("ignore::gpytorch_tkrr.OutOfDomainWarning")
 @pytest.mark.parametrize("method", ["als", "gibbs"])
 def test_predictions_outside_have_at_least_the_variance_of_the_prior(method):
