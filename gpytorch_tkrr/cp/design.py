@@ -279,7 +279,7 @@ class Design:
         num, d = max((height * size, d) for d, (height, size) in enumerate(zip(heights, sizes, strict=True)))
         if 8 * num**2 > MAX_MATRIX_BYTES:
             raise SizeError(
-                f"The factor of input {d} has {num:.3g} weights, {heights[d]:.3g} for each of {sizes[d]} functions: their "
+                f"Input {d} has {num:.3g} weights, {heights[d]:.3g} for each of {sizes[d]} functions; their "
                 f"matrix would take {8 * num**2:.1e} bytes, and {MAX_MATRIX_BYTES:.1e} is the limit. Lower rank or "
                 "num_basis."
             )

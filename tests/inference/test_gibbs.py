@@ -328,7 +328,7 @@ def test_bad_requests():
                 fit(_model(x, y), new_rows=new_rows)
     for options in ({"rank": 10**9}, {"rank": 40, "num_basis": 5000}):
         for fit in (fit_gibbs, fit_als):
-            with pytest.raises(SizeError, match=r"The factor of input \d has .* weights.*Lower rank or num_basis"):
+            with pytest.raises(SizeError, match=r"Input \d has .* weights.*Lower rank or num_basis"):
                 fit(_model(x, y, **options), seed=0)
     with pytest.raises(SizeError, match="rank must be an integer, at least 1; got 'a'"):
         _model(x, y, rank="a")
