@@ -553,6 +553,8 @@ def _checked(x: Any, y: Any, *, allow_missing: bool = False) -> tuple[tuple[Tens
     if x.dim() != 2 or y.shape not in (x.shape[:1], (x.shape[0], 1)):
         shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise InputError(f"Inputs must have shape (N, D) and targets (N,); got {shapes}.")
+    if y.is_complex():
+        raise InputError(f"Targets must be real numbers; got {y.dtype}.")
     y = y.reshape(-1)
     if not torch.isfinite(y).all():
         first = int((~torch.isfinite(y)).nonzero()[0, 0])

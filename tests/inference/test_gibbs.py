@@ -330,6 +330,8 @@ def test_bad_requests():
         for fit in (fit_gibbs, fit_als):
             with pytest.raises(SizeError, match=r"Input \d has .* weights.*Lower rank or num_basis"):
                 fit(_model(x, y, **options), seed=0)
+    with pytest.raises(InputError, match=r"Targets must be real numbers; got torch\.complex"):
+        _model(x, y + 1j)
     with pytest.raises(SizeError, match="rank must be an integer, at least 1; got 'a'"):
         _model(x, y, rank="a")
     model = _model(x, y)
