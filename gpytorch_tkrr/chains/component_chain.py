@@ -189,6 +189,7 @@ class ComponentChain(Chain):
             if not has_died:
                 self._drop(is_look)
             self.current.factors = problem.resized(self.current.factors)
+            self.peak = torch.zeros_like(self.current.precisions)
             self._sample_stage(self._stage(now))
         self._try_more_components()
 
@@ -209,7 +210,6 @@ class ComponentChain(Chain):
         if most < int(alive.sum()):
             alive &= peak >= peak.sort(descending=True).values[most - 1]
         self.sampler.prior.keep(self.current, alive, peak)
-        self.peak = torch.zeros_like(self.current.precisions)
 
     def _try_more_components(self) -> None:
         """
