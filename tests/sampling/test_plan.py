@@ -343,3 +343,27 @@ def test_chains_that_fail_do_not_count(monkeypatch):
         warnings.simplefilter("ignore", tkrr.ConvergenceWarning)
         result = tkrr.fit_gibbs(model, seed=0, num_warmup=0, num_draws=5)  # goes on with those that count
     assert len(result.posterior.chains.unique()) == 2 and "did not count" not in result.message
+
+
+def test_a_chain_whose_components_have_died_starts_again(monkeypatch):
+    """Some components had been dropped before: the chain has all of them again, and goes on to find the function."""
+    model = make_model(300)
+    monkeypatch.setattr(GibbsProblem, "have_died", lambda self, energies, parameters: True)
+
+    def keep_some(self, is_look):
+        self.sampler.prior.keep(self.current, torch.arange(len(self.peak)) < 5, self.peak)
+
+    monkeypatch.setattr("gpytorch_tkrr.chains.component_chain.ComponentChain._drop", keep_some)
+    counts, sweep = [], Chain.sweep
+
+    def recorded(self):
+        sweep(self)
+        counts.append(len(self.current.precisions))
+
+    monkeypatch.setattr(Chain, "sweep", recorded)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tkrr.ConvergenceWarning)
+        tkrr.fit_gibbs(model, num_warmup=40, num_draws=4, seed=0)
+    assert counts[0] > counts[15] and counts[25] == counts[0]
+    residual = model.predict(model.train_inputs[0]).mean - model.train_targets
+    assert residual.square().mean() < 0.5 * model.train_targets.var()
