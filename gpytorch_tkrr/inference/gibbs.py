@@ -97,7 +97,7 @@ def fit_gibbs(
         they did not see at first, and draws are kept in proportion (:mod:`gpytorch_tkrr.sampling.pooling`). Chains
         run at the same time, in as many processes as torch has threads, or one after the other with a `checkpoint` or
         a `group`; the draws are the same.
-    :param seed: The same seed gives the same draws.
+    :param seed: The same seed gives the same draws, if the model is new or its hyperparameters are where they were.
     :param progress: Whether to show a progress bar (needs tqdm).
     :param memory: Bytes that the fit may use, in addition to the data, to keep products over modes; the rest is
         computed again when needed.
