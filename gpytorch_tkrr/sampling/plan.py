@@ -91,7 +91,7 @@ class SweepCost(NamedTuple):
         >>> from gpytorch_tkrr.sampling.plan import SweepCost
         >>> cost = SweepCost.of(num_rows=5000, num_moments=300, num_functions=11, num_dims=8)
         >>> f"{cost(43):.1e}", cost.affordable(2 * cost(43), most=96, least=43)
-        ('2.2e+09', 58)
+        ('2.2e+09', 57)
     """
 
     by_pairs: float
@@ -254,7 +254,7 @@ def larger_rank(rank: int, cost: SweepCost, num_rows: int, num_functions: int) -
         >>> from gpytorch_tkrr.sampling.plan import SweepCost, larger_rank
         >>> cost = SweepCost.of(num_rows=5000, num_moments=300, num_functions=11, num_dims=8)
         >>> larger_rank(43, cost, 5000, 11), larger_rank(96, cost, 5000, 11)
-        (58, None)
+        (57, None)
     """
     limit = min(MAX_GROWTH * cost(rank), _sweep_limit(num_rows))
     larger = cost.affordable(limit, _most_components(num_rows, num_functions), rank)
