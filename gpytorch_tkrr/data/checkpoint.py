@@ -24,7 +24,7 @@ from .lock import FileLock
 from .parallel import ONE_PROCESS, Processes
 from .training import Summary
 
-MAGIC = b"gpytorch_tkrr checkpoint 2\n"
+MAGIC = b"gpytorch_tkrr checkpoint 3\n"
 
 #: By so much two numbers may differ that come from sums over the same data in another order.
 ROUNDING = 1e-9
