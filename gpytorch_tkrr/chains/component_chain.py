@@ -242,6 +242,7 @@ class ComponentChain(Chain):
         plan, left = self.problem.plan, self.ends[-1] - self.sweeps
         last = min(LATER_STAGE, left, self.ends[-1] - self.ends[-2])
         part = max(1 - GROWTH_SWEEPS / left, 0.5) / (1.0 if plan.is_fixed else factor)
+        # Rounded up, but for errors of rounding; ends that have passed stay.
         ends = [self.sweeps + math.ceil(part * (end - self.sweeps) - 1e-9) for end in self.ends]
         self.ends = [min(pair) for pair in zip(self.ends, ends, strict=True)]
         if not plan.is_fixed:

@@ -150,11 +150,15 @@ class GibbsProblem:
         """Whether rows that are held out have a density that is known: Gaussian noise of one variance."""
         return self.augmentation.free == ("noise",) and self.second is None
 
+    @property
+    def _chooses_components(self) -> bool:
+        """Whether the number of components is this fit's to choose."""
+        return self.earlier is None and self.model.adapts_rank and self.model.weights.kind == "cp"
+
     def _can_integrate(self) -> bool:
         """Whether the limit of many components can be taken: f is integrated out, and a draw is a sum of products."""
-        model = self.model
-        is_new = self.earlier is None and not self.als_factors and model.adapts_rank and model.weights.kind == "cp"
         is_known = not any(self.training.summary.num_missing())
+        is_new = self._chooses_components and not self.als_factors
         return is_new and is_known and self.augmentation.is_gaussian and self.augmentation.free == ("noise",)
 
     def choose_plan(self, num_warmup: int | None, num_draws: int | None, num_chains: int | None) -> Plan:
@@ -218,8 +222,9 @@ class GibbsProblem:
 
         :param rank: Those that it has.
         """
-        is_chosen = self.model.adapts_rank and self.model.weights.kind == "cp" and self.earlier is None
-        return affordable_rank(rank, self.sweep_cost(), self._sizes()[0]) if is_chosen else rank
+        if not self._chooses_components:
+            return rank
+        return affordable_rank(rank, self.sweep_cost(), self.training.summary.num_rows)
 
     def larger_rank(self, rank: int) -> int | None:
         """
@@ -227,8 +232,7 @@ class GibbsProblem:
 
         :param rank: Its own.
         """
-        model = self.model
-        if not (model.adapts_rank and model.weights.kind == "cp" and self.can_score) or self.earlier is not None:
+        if not self._chooses_components:
             return None
         num_rows, _, num_functions, _ = self._sizes()
         return larger_rank(rank, self.sweep_cost(), num_rows, num_functions)

@@ -24,7 +24,7 @@ from .rounding import Resolution
 from .sums import FactorSums, add_direct, add_grouped, add_single, chunk_rows
 from .weights import CP
 
-#: The largest matrix of one factor's weights: its factorisation would take a quarter of an hour, for each factor.
+#: The largest matrix of one factor's weights: it has 46 000 rows, and a factorisation takes 3e13 multiplications.
 MAX_MATRIX_BYTES = 1 << 34
 
 #: Ranks up to this are projected by cells; for larger ones interpolation costs more than the functions.
